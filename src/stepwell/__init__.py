@@ -1,0 +1,1 @@
+"""Stepwell: conversations that run in stages."""
