@@ -1,0 +1,1 @@
+"""Sessions: the document, the store protocol and the stores."""

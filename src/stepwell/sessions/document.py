@@ -1,0 +1,238 @@
+"""The session document: one conversation's head, and the rows that only ever grow beside it.
+
+The head is small and is written whole by every commit. Everything that grows with the conversation (messages, sequence,
+log, journal, inbox) is rows that are written once. All of it is plain JSON with versions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from ..errors import NewerSchemaError, StoreDataError
+from ..messages import JsonObject, JsonValue, Usage
+
+__all__ = [
+    "SCHEMA",
+    "LogEntry",
+    "MemoryHead",
+    "ModelUsage",
+    "SequenceEntry",
+    "SessionHead",
+    "SessionStatus",
+    "SessionSummary",
+    "StageRecord",
+    "Summary",
+    "TurnRecord",
+    "VisitRecord",
+    "WorkflowRecord",
+    "decode_head",
+    "encode_head",
+]
+
+SCHEMA = "stepwell.session/1"
+"""Name and version of the document's own format; the workflow's `schema_version` is another number."""
+
+SessionStatus: TypeAlias = Literal["running", "completed", "aborted", "suspended"]
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+
+class WorkflowRecord(msgspec.Struct, omit_defaults=True):
+    """Which workflow a session runs. `id` is the stable id, `model` the selection without secrets."""
+
+    id: str
+    kind: Literal["flow", "graph"] = "flow"
+    schema_version: int = 1
+    model: JsonObject | None = None
+    context: JsonObject = msgspec.field(default_factory=dict)
+    current: str = ""
+
+
+class StageRecord(msgspec.Struct, omit_defaults=True):
+    """What a stage keeps: its state, and its model where it differs from the workflow's."""
+
+    state: JsonObject = msgspec.field(default_factory=dict)
+    model: JsonObject | None = None
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What compaction made of the messages up to and including `through` (a message id)."""
+
+    text: str
+    through: str
+
+
+class MemoryHead(msgspec.Struct, omit_defaults=True):
+    """Where a namespace's messages lie: positions `first` to `next - 1`, never reused."""
+
+    first: int = 0
+    next: int = 0
+    summary: Summary | None = None
+
+    @property
+    def count(self) -> int:
+        """How many messages there are."""
+        return self.next - self.first
+
+
+class ModelUsage(msgspec.Struct, omit_defaults=True):
+    """Tokens of one model over the session; `unknown` counts attempts whose usage was not reported."""
+
+    usage: Usage = Usage()
+    attempts: int = 0
+    unknown: int = 0
+
+
+class VisitRecord(msgspec.Struct, omit_defaults=True):
+    """One stay of the cursor in a stage within a turn.
+
+    Attributes:
+        stage: The stage.
+        prior: The stage it came from, for `on_crossing`.
+        crossing: Whether `on_crossing` (or `on_start` where `fresh`) is still to come.
+        fresh: Whether this is the first visit of a new session.
+        started: Whether `on_visit` has fired.
+        message: The message handed over by the transition, a message record.
+        rounds: Accepted replies and nudges so far.
+        alternate: The active temporary alternate model.
+        alternate_used: Whether there was one.
+    """
+
+    stage: str
+    prior: str | None = None
+    crossing: bool = False
+    fresh: bool = False
+    started: bool = False
+    message: JsonObject | None = None
+    rounds: int = 0
+    alternate: JsonObject | None = None
+    alternate_used: bool = False
+
+
+class TurnRecord(msgspec.Struct, omit_defaults=True):
+    """The open turn: all that another process needs to go on with it.
+
+    Attributes:
+        run: Run id.
+        invocation: Invocation id; step ids are made from it.
+        visit: The current visit.
+        phase: `open`, or `closing` with `result` set.
+        unit: Index of the next unit.
+        key: Unique key of the input's inbox row, if it has one.
+        input: Id of the user's message.
+        calls: Ids of the calls that are open between their reply and their results.
+        hops: Logic steps run in a row.
+        tokens: Tokens spent in this turn, as far as known.
+        usage: The turn's usage by `provider:name`.
+        shown: What the turn shows so far, by step: `(step id, text)`.
+        content_type: Content type of the reply.
+        result: The turn's result, as JSON, in phase `closing`.
+    """
+
+    run: str
+    invocation: str
+    visit: VisitRecord
+    phase: Literal["open", "closing", "suspended"] = "open"
+    unit: int = 0
+    key: str | None = None
+    input: str | None = None
+    calls: list[str] = msgspec.field(default_factory=list)
+    hops: list[str] = msgspec.field(default_factory=list)
+    tokens: int = 0
+    usage: dict[str, ModelUsage] = msgspec.field(default_factory=dict)
+    shown: list[tuple[str, str]] = msgspec.field(default_factory=list)
+    content_type: str = "text/plain"
+    result: JsonObject | None = None
+
+
+class SessionHead(msgspec.Struct, omit_defaults=True):
+    """The part of the document that every commit writes.
+
+    `id`, `revision` and the lease are columns beside it in a store; `revision` is filled in on load.
+    """
+
+    id: str
+    workflow: WorkflowRecord
+    schema: str = SCHEMA
+    status: SessionStatus = "running"
+    created_at: float = 0.0
+    saved_at: float = 0.0
+    revision: int = 0
+    stages: dict[str, StageRecord] = msgspec.field(default_factory=dict)
+    memories: dict[str, MemoryHead] = msgspec.field(default_factory=dict)
+    usage: dict[str, ModelUsage] = msgspec.field(default_factory=dict)
+    decision_usage: dict[str, ModelUsage] = msgspec.field(default_factory=dict)
+    turn: TurnRecord | None = None
+    previous: str | None = None
+    successor: str | None = None
+
+
+class SequenceEntry(msgspec.Struct, frozen=True):
+    """One activation of a stage. `at` is Unix time in seconds."""
+
+    stage: str
+    at: float
+    level: int = 0
+
+
+class LogEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of the session log. `data` is JSON; neither field ever holds a prompt or a customer's text."""
+
+    level: LogLevel
+    at: float
+    text: str
+    data: JsonValue = None
+
+
+class SessionSummary(msgspec.Struct, frozen=True):
+    """One row of `list`."""
+
+    id: str
+    flow: str
+    status: str
+    revision: int
+    created_at: float
+    saved_at: float
+    current: str = ""
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(SessionHead)
+
+
+def encode_head(head: SessionHead) -> bytes:
+    """Encode a head as JSON (UTF-8)."""
+    return _encoder.encode(head)
+
+
+def decode_head(data: bytes | str) -> SessionHead:
+    """Decode a stored head.
+
+    Raises:
+        NewerSchemaError: It was written by a newer Stepwell; nothing is changed.
+        StoreDataError: It is not a session document.
+    """
+    try:
+        head = _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        _refuse_newer(_schema_of(data))
+        raise StoreDataError("A stored session document cannot be read: it is not a session document.") from error
+    if head.schema != SCHEMA:
+        _refuse_newer(head.schema)
+        raise StoreDataError(f"A stored document says schema {head.schema!r}, expected {SCHEMA!r}.")
+    return head
+
+
+def _schema_of(data: bytes | str) -> str:
+    try:
+        value: Any = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ""
+    return str(value.get("schema", "")) if isinstance(value, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+
+
+def _refuse_newer(schema: str) -> None:
+    name, _, version = schema.partition("/")
+    if name == SCHEMA.partition("/")[0] and version.isdigit() and int(version) > int(SCHEMA.partition("/")[2]):
+        raise NewerSchemaError(f"A session document has schema {schema}, this Stepwell reads {SCHEMA}: update Stepwell.")
