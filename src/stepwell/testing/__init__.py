@@ -1,0 +1,16 @@
+"""Testing kit: what Stepwell's own tests use, for the tests of flows, gateways, stores and channels.
+
+`ScriptedModel` is a model gateway that says what the test wrote down; `FakeClock` a clock that only the test moves::
+
+    from stepwell.testing import FakeClock, Reply, ScriptedModel
+
+    clock = FakeClock(auto_advance=True)
+    with ScriptedModel([Reply.error(status=529), "Two rooms are free."], clock=clock) as model:
+        ...  # run a turn
+    assert clock.slept == [0.5]
+"""
+
+from ._clock import FakeClock
+from ._scripted import Call, Reply, Scripted, ScriptedModel, ScriptError
+
+__all__ = ["Call", "FakeClock", "Reply", "ScriptError", "Scripted", "ScriptedModel"]
