@@ -201,9 +201,10 @@ class FakeClock:
     def _next(self) -> _Entry | None:
         while self._heap:
             entry = self._heap[0][2]
-            if not entry.done:
+            if not entry.done and not entry.loop.is_closed():
                 return entry
             heapq.heappop(self._heap)
+            self._forget(entry)
         return None
 
     def _fire(self, entry: _Entry) -> None:
