@@ -100,8 +100,10 @@ class Commit(msgspec.Struct, kw_only=True):
         first: Namespaces whose first position moved: rows below it are removed.
         sequence: Rows to append.
         log: Rows to append.
-        inbox: Rows to change; an `InboxRow` in it is inserted (unless the key exists), an `InboxUpdate` changes one.
+        inbox: Rows to change; an `InboxRow` in it is inserted (unless the key exists), an `InboxUpdate` changes one
+            (none, if there is no such key).
         clear_journal: Remove journal rows whose key starts with this.
+        journal: Rows to insert or replace (imports, and tools without an effect), after `clear_journal`.
         release: Give the lease up with this commit.
     """
 
@@ -112,6 +114,7 @@ class Commit(msgspec.Struct, kw_only=True):
     log: Sequence[LogEntry] = ()
     inbox: Sequence[InboxUpdate | InboxRow] = ()
     clear_journal: str | None = None
+    journal: Sequence[JournalRow] = ()
     release: bool = False
 
 
@@ -132,7 +135,7 @@ class Acquired(msgspec.Struct, frozen=True):
 
 
 class DueSession(msgspec.Struct, frozen=True):
-    """A session that needs somebody: its lease ran out while a turn is open."""
+    """A session that needs somebody, see `SessionStore.due`. Without a lease `owner` is empty and `expires` 0."""
 
     session: str
     owner: str
@@ -198,8 +201,9 @@ class SessionStore(Protocol):
         """Apply `commit` in one short transaction; return the new revision (`expected_revision + 1`).
 
         Raises:
-            StaleWriterError: The lease is not current (epoch or incarnation).
+            StaleWriterError: The lease is not current (epoch or incarnation), or was given up.
             SessionConflictError: The revision moved.
+            StoreError: A message position is taken.
             NonJsonValueError: The head holds a value that is not JSON, or a lone surrogate. Nothing was written.
         """
         ...
@@ -238,6 +242,10 @@ class SessionStore(Protocol):
         """Read one row."""
         ...
 
+    async def inbox_list(self, session: str) -> list[InboxRow]:
+        """Read every row, done ones too, in the order they arrived."""
+        ...
+
     async def journal_put(self, lease: Lease, row: JournalRow) -> None:
         """Insert or replace a journal row, on disk before it returns (power-loss safe where the backend can be).
 
@@ -251,7 +259,11 @@ class SessionStore(Protocol):
         ...
 
     async def due(self, *, limit: int = 100) -> list[DueSession]:
-        """List sessions with an open turn whose lease has run out, oldest first."""
+        """List sessions that need somebody, longest waiting first.
+
+        These are: a turn is open and its lease has run out or was given up; or a turn is suspended and its lease has
+        run out (its owner died; a suspended session that was released waits for its answer and is not due).
+        """
         ...
 
     async def delete(self, session: str) -> bool:
