@@ -3,6 +3,7 @@
 Adapters load their client libraries when a model of theirs is first used; importing this package loads none.
 """
 
+from ._adapters import Anthropic, Endpoint, Google, OpenAIChat, OpenAICompatible, OpenAIResponses
 from ._types import (
     Candidate,
     Deadlines,
@@ -23,17 +24,28 @@ from ._types import (
     UsageEvent,
     model_stop_reason,
 )
+from .catalog import ModelCatalog, ModelInfo
+from .providers import Providers
 
 __all__ = [
+    "Anthropic",
     "Candidate",
     "Deadlines",
+    "Endpoint",
     "FileEvent",
     "Finish",
+    "Google",
     "LlmType",
+    "ModelCatalog",
     "ModelEvent",
     "ModelGateway",
+    "ModelInfo",
     "ModelRequest",
     "ModelSelection",
+    "OpenAIChat",
+    "OpenAICompatible",
+    "OpenAIResponses",
+    "Providers",
     "ReasoningDelta",
     "StopReason",
     "TextDelta",
