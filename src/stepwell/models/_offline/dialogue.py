@@ -1,8 +1,9 @@
 """What the offline model does next: call a tool with what was said, say a tool's result, ask, or make small talk.
 
-It reads what any model reads: the system prompt, the history and the tools. Two kinds of lines of a system prompt are
-said as they are, because they are written to be said: `Greeting: ...`, in return for a greeting, and `Ask next: ...`,
-where the model would otherwise make up a question from a tool's missing parameter.
+It reads what any model reads: the system prompt, the history and the tools. Three kinds of lines of a system
+prompt are said as they are, because they are written to be said: `Greeting: ...`, in return for a greeting,
+`Ask next: ...`, where the model would otherwise make up a question from a tool's missing parameter, and `Say: ...` in a
+stage without tools.
 """
 
 from __future__ import annotations
@@ -210,6 +211,10 @@ class Talk:
             if not isinstance(message, ToolResult):
                 break
             before.insert(0, message)
+        if not self.tools and (words_ := _line(self.system, "say")):
+            return words_
+        if not self.tools and re.search(r"\b(?:goodbye|farewell|is over)\b", self.system, re.IGNORECASE):
+            return "Thank you, and goodbye!"
         greeting = "" if any(isinstance(m, (AssistantMessage, DirectMessage)) for m in self.messages) else self.greeting
         return _joined(greeting, *(say(result) for result in before), self.ask_next())
 
@@ -361,7 +366,8 @@ class Talk:
 
     def relay(self, results: Sequence[ToolResult]) -> str:
         """Say what the tools said, and go on."""
-        said = list(dict.fromkeys(one for result in results if (one := say(result))))
+        last = {result.name: result for result in results}  # of several calls of one tool, the last one counts
+        said = list(dict.fromkeys(one for result in last.values() if (one := say(result))))
         text = "\n".join(said) if any("\n" in one for one in said) else " ".join(said)
         failed = _refused(results[-1])
         return (
