@@ -4,6 +4,7 @@ Adapters load their client libraries when a model of theirs is first used; impor
 """
 
 from ._adapters import Anthropic, Endpoint, Google, OpenAIChat, OpenAICompatible, OpenAIResponses
+from ._langchain import LangChainGateway
 from ._types import (
     Candidate,
     Deadlines,
@@ -35,6 +36,7 @@ __all__ = [
     "FileEvent",
     "Finish",
     "Google",
+    "LangChainGateway",
     "LlmType",
     "ModelCatalog",
     "ModelEvent",
