@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import date
+from datetime import UTC, date, datetime
 from typing import Annotated
 
 import msgspec
@@ -17,6 +17,7 @@ from .catalogue import CITIES, Amenity, Hotel, hotel
 from .trip import Trip
 
 Choice = Annotated[str, Field(description='number in the list, name of the hotel, or "cheapest"')]
+Choices = Annotated[list[Choice], Field(description="two or more hotels of the list", min_length=2, max_length=4)]
 
 
 class DeskStep(Step):
@@ -28,7 +29,7 @@ class DeskStep(Step):
 
     @property
     def today(self) -> date:
-        return date.fromisoformat(self.get_context("config.today") or date.today().isoformat())
+        return date.fromisoformat(self.get_context("config.today") or f"{datetime.now(UTC):%Y-%m-%d}")
 
     @tool
     async def plan_trip(
@@ -47,7 +48,7 @@ class DeskStep(Step):
             ),
         ] = None,
     ) -> Outcome:
-        """Note what the guest says about the trip: city, dates, guests, budget, amenities."""
+        """Note the guest's wishes: city, dates, guests, budget, amenities."""
         trip = self.trip.changed(
             city=city, arrival=arrival, departure=departure, guests=guests, budget=budget, amenities=amenities
         )
@@ -76,7 +77,7 @@ class DeskStep(Step):
 
     @tool
     async def say_goodbye(self) -> Outcome:
-        """Say goodbye when the guest is done ("goodbye", "bye", "good bye", "that is all", "that's all", "see you")."""
+        """Say goodbye ("goodbye", "bye", "good bye", "that is all", "that's all", "see you")."""
         name = self.flow.get_step_state(BookStep, "name")
         if not self.flow.get_step_state(BookStep, "reference"):
             return go(TerminateSessionStep)
@@ -107,7 +108,7 @@ class ListStep(DeskStep):
         return next((one for one in self.shown if said in one.name.casefold()), None)
 
     def unknown(self, choice: str) -> Outcome:
-        return stay(f"{choice!r} is not in the list of {len(self.shown)} hotels. Ask which one is meant.")
+        return stay(f"{choice!r} is not in the list. Ask which hotel of the list is meant.")
 
     def get_prompt(self) -> str:
         return prompts.present(self.trip, self.today, self.shown)
@@ -116,10 +117,10 @@ class ListStep(DeskStep):
     async def show_details(self, hotel: Choice) -> Outcome:
         """Tell more about one hotel ("tell me more", "details of", "what about")."""
         one = self.find(hotel)
-        return direct(table.card(self.trip, one)) if one else self.unknown(hotel)
+        return direct(f"{table.card(self.trip, one)}\n\nDo you want to take it?") if one else self.unknown(hotel)
 
     @tool
-    async def compare_hotels(self, hotels: Annotated[list[Choice], Field(min_length=2, max_length=4)]) -> Outcome:
+    async def compare_hotels(self, hotels: Choices) -> Outcome:
         """Compare hotels side by side ("compare", "difference between", "versus")."""
         found = [(choice, self.find(choice)) for choice in hotels]
         for choice, one in found:
@@ -157,7 +158,7 @@ class BookStep(DeskStep):
         name: Annotated[str, Field(description="the guest's full name")],
         email: Annotated[str, Field(description="the guest's e-mail address")],
     ) -> Outcome:
-        """Note name and e-mail address of the guest."""
+        """Note the guest's name and e-mail address."""
         if not re.fullmatch(r"[^@\s]+@[^@\s.]+(\.[^@\s.]+)+", email):
             return stay(f"{email!r} is not an e-mail address: it looks like name@example.org. Ask for it again.")
         if len(name.split()) < 2:
@@ -167,7 +168,7 @@ class BookStep(DeskStep):
 
     @tool
     async def confirm_booking(self) -> Outcome:
-        """Book, once the guest said yes ("book it", "confirm", "yes please")."""
+        """Book the hotel ("book it", "confirm", "yes please")."""
         if not self.get_state("email"):
             return stay("Name and e-mail address are missing. Ask for both.")
         chosen = hotel(self.get_state("hotel"))

@@ -33,7 +33,7 @@ class Trip(msgspec.Struct, frozen=True, omit_defaults=True):
     def problem(self, today: date) -> str | None:
         """What cannot be, for the guest to mend."""
         if self.city and self.city not in CITIES:
-            return f"We have no hotel in {self.city}; the cities are {', '.join(CITIES)}. Ask for one of them."
+            return f"We have no hotel in {self.city}; the cities are {', '.join(CITIES)}. Ask for another city."
         if self.arrival and self.arrival < today:
             return "The day of arrival has passed. Ask for another one."
         if self.arrival and self.departure and not 0 < (self.departure - self.arrival).days <= 30:
@@ -45,8 +45,10 @@ class Trip(msgspec.Struct, frozen=True, omit_defaults=True):
         """The next thing to ask for."""
         if not self.city:
             return "Which city would you like to stay in?"
-        if not (self.arrival and self.departure):
+        if not self.arrival:
             return "On which days do you arrive and leave?"
+        if not self.departure:
+            return "Until which day, or for how many nights?"
         if not self.guests:
             return "How many guests are you, and is there a limit to what a night may cost?"
         return None
@@ -67,7 +69,8 @@ class Trip(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def quote(self, hotel: Hotel) -> Quote:
         """What this trip costs in a hotel."""
-        assert self.arrival and self.departure and self.guests
+        if not (self.arrival and self.departure and self.guests):
+            raise ValueError("A price needs dates and guests.")
         return quote(hotel, self.arrival, self.departure, self.guests)
 
     def hotels(self, limit: int = 5) -> list[Hotel]:

@@ -81,7 +81,8 @@ class Tool:
     @property
     def label(self) -> str:
         """What it does, in a few words."""
-        first = sentences(self.description)[0].rstrip(".") if self.description.strip() else self.name.replace("_", " ")
+        plain = re.sub(r"\s*\([^)]*\)", "", self.description).strip()
+        first = _you(sentences(plain)[0].rstrip(".")) if plain else self.name.replace("_", " ")
         return first[:1].lower() + first[1:] if first[1:2].islower() else first
 
     def claimed(self, reading: Reading) -> float:
@@ -171,16 +172,12 @@ class Talk:
     @cached_property
     def shown(self) -> str:
         """The last thing said to the user before the text."""
-        for message in reversed(self.messages[: max(self.at, 0)]):
-            if isinstance(message, (AssistantMessage, DirectMessage)) and message.text.strip():
-                return message.text
-        return ""
+        return _shown(self.messages[: max(self.at, 0)])
 
     @cached_property
     def question(self) -> str:
         """The question the user was asked last, or the last sentence."""
-        said = sentences(self.shown)
-        return next((one for one in reversed(said) if one.endswith("?")), said[-1] if said else "")
+        return _question(self.shown)
 
     @cached_property
     def phrases(self) -> tuple[str, ...]:
@@ -233,7 +230,7 @@ class Talk:
         if plan:
             return Reply(self.ask(plan.missing[0]))
         if says_no(reading.text):
-            return Reply(_joined("All right.", self.capabilities()))
+            return Reply("All right. What would you like instead?")
         if says_yes(reading.text):
             return Reply(self.ask_next())
         return Reply(self.lost())
@@ -264,7 +261,7 @@ class Talk:
                     else plan.tool.claimed(self.reading) > 0
                 )
             ]
-        return max(plans, key=lambda plan: (not plan.missing, plan.score), default=None)
+        return max(plans, key=lambda plan: plan.score + (0 if plan.missing else 2), default=None)
 
     @cached_property
     def plans(self) -> list[Plan]:
@@ -278,11 +275,17 @@ class Talk:
         no = says_no(reading.text)
         if no and not (tool.name_stems | tool.stems) & _REFUSES and not tool.claimed(reading):
             lexical = 0.0
-        fills = dict(fill(tool.slots, reading, Known(self.expected(tool), self.phrases)))
+        fills = dict(fill(tool.slots, reading, Known(self.expected(tool, self.text, self.question), self.phrases)))
         sure = sum(f.strength for f in fills.values() if f.strength >= TYPED)
         raw = any(f.strength == RAW for f in fills.values())
+        for slot in tool.required:
+            if slot.kind == "reference" and slot.name not in fills and lexical >= 0.5 and self.pointed:
+                for match in re.finditer(r"\b(?:it|that one|this one)\b", reading.text, re.IGNORECASE):
+                    fills[slot.name] = Fill(self.pointed, TYPED, (match.span(),))
         if fills:
             fills.update(self.earlier(tool, fills))
+        else:
+            fills.update(self.until(tool))
         missing = tuple(slot for slot in tool.required if slot.name not in fills)
         if not fills and (lexical < _TRIGGER or (tool.slots and not missing)):
             return None
@@ -296,51 +299,74 @@ class Talk:
             score += (2.0 if one in tool.name_stems else 0.6) / owners
         return score
 
+    def until(self, tool: Tool) -> dict[str, Fill]:
+        """The last day, if the text gives a length and the first day was passed on before."""
+        if self.reading.nights is None:
+            return {}
+        for message in reversed(self.messages[: max(self.at, 0)]):
+            for call in message.calls if isinstance(message, AssistantMessage) else ():
+                start = next((_args(call).get(s.name) for s in tool.slots if s.kind == "date"), None)
+                if call.name == tool.name and isinstance(start, str):
+                    both = Reading(f"{start[:10]} for {self.reading.nights[0]} nights", self.today)
+                    return fill([slot for slot in tool.slots if slot.kind == "date"], both, Known())
+        return {}
+
     def earlier(self, tool: Tool, fills: Mapping[str, Fill]) -> dict[str, Fill]:
         """Required values that were said before: in the last call of this tool, or in earlier messages."""
         found: dict[str, Fill] = {}
         open_: list[Slot] = [slot for slot in tool.required if slot.name not in fills]
-        for message in reversed(self.messages[max(0, self.at - 12) : max(self.at, 0)]):
+        for index in range(self.at - 1, max(-1, self.at - 13), -1):
+            message = self.messages[index]
             if not open_ or (isinstance(message, UserMessage) and _is_start(message)):
                 break
             if isinstance(message, AssistantMessage):
                 for call in message.calls:
-                    args = _args(call) if call.name == tool.name else {}
+                    args: Mapping[str, Any] = _args(call) if call.name == tool.name else {}
                     found.update({slot.name: Fill(args[slot.name], TYPED) for slot in open_ if slot.name in args})
             elif isinstance(message, UserMessage):
-                said = fill(tool.slots, Reading(message.text, self.today), Known(phrases=self.phrases))
+                asked = _question(_shown(self.messages[:index]))
+                expected = self.expected(tool, message.text, asked)
+                said = fill(tool.slots, Reading(message.text, self.today), Known(expected, self.phrases))
                 found.update({s.name: Fill(said[s.name].value, TYPED) for s in open_ if s.name in said})
             open_ = [slot for slot in open_ if slot.name not in found]
         return found
 
-    def expected(self, tool: Tool) -> str:
-        """The slot of this tool that the last question asked for."""
-        if _is_chat(self.text) or not self.question:
+    def expected(self, tool: Tool, text: str, question: str) -> str:
+        """The slot of this tool that a question asked for, if a text may be the answer."""
+        if _is_chat(text) or not question:
             return ""
-        asked = frozenset(content_stems(self.question))
-        scores = {
-            slot.name: (2 * len(asked & slot.name_stems) + len(asked & slot.stems), slot.required)
-            for slot in tool.slots
-        }
-        best = max(scores, key=lambda name: scores[name], default="")
-        if best and scores[best][0] > 0:
-            rivals = [len(asked & slot.stems) for other in self.tools if other is not tool for slot in other.slots]
-            return best if scores[best][0] >= max(rivals, default=0) else ""
-        only = len(self.tools) == 1 or sum(bool(other.required) for other in self.tools) == 1
-        return tool.required[0].name if only and tool.required and self.question.endswith("?") else ""
+        asked = frozenset(content_stems(question))
+
+        def score(slot: Slot) -> tuple[int, bool]:
+            return 2 * len(asked & slot.name_stems) + len(asked & slot.stems), slot.required
+
+        best = max(tool.slots, key=score, default=None)
+        if best and score(best)[0] > 0:
+            rivals = (score(slot)[0] for other in self.tools if other is not tool for slot in other.slots)
+            return best.name if score(best)[0] >= max(rivals, default=0) else ""
+        only = sum(bool(other.required) for other in self.tools) == 1
+        return tool.required[0].name if only and tool.required and question.endswith("?") else ""
 
     def agreed(self) -> Call | None:
         """The tool that a bare yes to the last question means."""
-        if not says_yes(self.text):
+        if not says_yes(self.text) or not _YES_OR_NO.match(self.question):
             return None
         asked = Reading(self.question, self.today)
-        best: tuple[float, Tool | None] = (0.0, None)
+        best: tuple[float, Call | None] = (0.0, None)
         for tool in self.tools:
-            if not tool.required:
-                score = self.lexical(tool, asked) + (1.5 if tool.name_stems & _AGREES else 0)
-                if score >= 1.5 and score > best[0]:
-                    best = (score, tool)
-        return Call(best[1].name, {}) if best[1] else None
+            fits = self.lexical(tool, asked)
+            score = fits + (1.5 if fits and tool.name_stems & _AGREES else 0)
+            args = {slot.name: self.pointed for slot in tool.required if slot.kind == "reference" and self.pointed}
+            if score > max(best[0], 0.5) and len(args) == len(tool.required):
+                best = (score, Call(tool.name, args))
+        return best[1]
+
+    @cached_property
+    def pointed(self) -> str:
+        """The one thing that was shown last, if it was one: what "it" means."""
+        shown = Reading(self.shown, self.today)
+        listed_ = [one for one in self.phrases if one in self.system and any(find_phrase(shown.tokens, one))]
+        return listed_[0] if len(listed_) == 1 else ""
 
     def next_call(self, results: Sequence[ToolResult]) -> Call | None:
         """One more call for the same message: another reading of a refused value, or what else the message asks."""
@@ -420,7 +446,9 @@ class Talk:
         if self.shown.startswith("Sorry, I did not"):
             return _joined("Sorry, I did not understand that either.", self.capabilities())
         for tool in self.tools:
-            slot = next((slot for slot in tool.slots if slot.name == self.expected(tool)), None)
+            slot = next(
+                (slot for slot in tool.slots if slot.name == self.expected(tool, self.text, self.question)), None
+            )
             if slot and (choices := _values(slot)):
                 return f"Sorry, I did not get that. For {_noun(slot)} you can choose from {_listing(choices)}."
         return _joined("Sorry, I did not get that.", self.ask_next() if self.tools else SELF)
@@ -477,6 +505,23 @@ def _is_chat(text: str) -> bool:
             re.IGNORECASE,
         )
     )
+
+
+_YES_OR_NO = re.compile(
+    r"(?:or|and|so|then)?,?\s*(?:shall|should|do|does|did|is|are|would|will|may|can|could|ready|want)\b", re.IGNORECASE
+)
+
+
+def _shown(messages: Sequence[Message]) -> str:
+    for message in reversed(messages):
+        if isinstance(message, (AssistantMessage, DirectMessage)) and message.text.strip():
+            return message.text
+    return ""
+
+
+def _question(text: str) -> str:
+    said = sentences(text)
+    return next((one for one in reversed(said) if one.endswith("?")), said[-1] if said else "")
 
 
 def _args(call: ToolCall) -> Mapping[str, Any]:
@@ -609,5 +654,5 @@ def _spoken(sentence: str) -> str:
 
 def _you(text: str) -> str:
     text = re.sub(rf"\b{_WHO}'s\b|\btheir\b", "your", text, flags=re.I)
-    text = re.sub(r"\b(?:they|them)\b", "you", text, flags=re.I)
+    text = re.sub(r"\bthey\b", "you", text, flags=re.I)
     return re.sub(rf"\b{_WHO} (?=want|would|can|could|should|have\b)", "you ", text, flags=re.I)

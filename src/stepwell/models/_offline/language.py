@@ -158,6 +158,7 @@ class Number:
         after: Stem of the word right after it.
         money: Whether a currency stands with it.
         bound: `max` for "under 150", `min` for "at least 2".
+        before: The text right before it.
     """
 
     value: float
@@ -166,6 +167,7 @@ class Number:
     after: str
     money: bool
     bound: Literal["max", "min", ""]
+    before: str
 
 
 def _digits(text: str) -> float | None:
@@ -217,6 +219,7 @@ def _numbers(text: str) -> Iterator[Number]:
             following[0] if following else "",
             bool(match["pre"] or match["post"]),
             "max" if _AT_MOST.search(before) else "min" if _AT_LEAST.search(before) else "",
+            before,
         )
 
 

@@ -29,6 +29,7 @@ from .language import (
     overlaps,
     says_no,
     says_yes,
+    stem,
     words,
 )
 
@@ -54,17 +55,26 @@ Kind: TypeAlias = Literal[
 EXPLICIT, TYPED, RAW = 3, 2, 1
 """How sure a value is: said in so many words; of the right kind; just the answer to the question asked."""
 
-_PLACE = frozenset(listed("citi town place destinat country location villag airport station"))
-_PERSON = frozenset(listed("guest customer person patient traveller contact full first last your applicant guardian"))
-_MONEY = frozenset(listed("pric budget cost amount total euro eur dollar fee sum pay vat tax net gros"))
-_PEOPLE = frozenset(listed("guest people person adult travell peopl visitor seat ticket traveller"))
-_LENGTH = frozenset(listed("night durat length day stay"))
-_START = frozenset(listed("arriv arrival start from begin checkin first issu"))
-_END = frozenset(listed("depart departur end until leav return last checkout due expir"))
-_PAST = frozenset(listed("birth born dob"))
-_LISTED = frozenset(listed("list number position row shown result abov tabl"))
-_MOST = frozenset(listed("max maximum most limit under budget upper ceil"))
-_LEAST = frozenset(listed("min minimum least lower from"))
+
+def _stems(text: str) -> frozenset[str]:
+    return frozenset(stem(word) for word in listed(text))
+
+
+_PLACE = _stems("city town place destination country location village airport station")
+_PERSON = _stems("guest customer person patient traveller contact full first last your applicant guardian")
+_MONEY = _stems("price budget cost amount total euro eur dollar fee sum pay vat tax net gross")
+_PEOPLE = _stems("guest people person adult traveller visitor seat ticket")
+_LENGTH = _stems("night duration length day stay")
+_START = _stems("arrive arrival start from begin checkin first issue")
+_END = _stems("depart departure end until leave return last checkout due expire")
+_PHONE = _stems("phone telephone mobile")
+_ADDRESS = _stems("address street")
+_NAME = _stems("name")
+_DATE = _stems("date birthday dob")
+_PAST = _stems("birth birthday born dob")
+_LISTED = _stems("list number position row shown result above table")
+_MOST = _stems("max maximum most limit under budget upper ceiling")
+_LEAST = _stems("min minimum least lower from")
 _BOUNDS = _MOST | _LEAST
 
 
@@ -217,13 +227,13 @@ def _kind(
     if kind == "object":
         return "object"
     form = schema.get("format")
-    if form in ("date", "date-time") or (form is None and ("dat" in names or "date" in names or "birthday" in names)):
+    if form in ("date", "date-time") or (form is None and names & _DATE):
         return "date"
     if form in ("email", "idn-email") or names & {"email", "mail"}:
         return "email"
     if isinstance(schema.get("pattern"), str):
         return "pattern"
-    if names & {"phon", "telephon", "mobil"}:
+    if names & _PHONE:
         return "phone"
     if (
         "nam" in names
@@ -231,7 +241,7 @@ def _kind(
         and (names & _PERSON or stems & _PERSON or len(stems) == 1)
     ):
         return "person"
-    if names & {"addres", "street", "address"}:
+    if names & _ADDRESS:
         return "address"
     if stems & _LISTED and re.search(r"\b(?:list|number|position|row|shown|result|table)", description, re.IGNORECASE):
         return "reference"
@@ -388,6 +398,9 @@ def _fits(slot: Slot, value: float) -> bool:
     return _type_of(slot.schema) != "integer" or value == int(value)
 
 
+_COMPANY_OF = re.compile(r"\b(?:we are|we're|party of|group of|room for|table for)\s+$", re.IGNORECASE)
+
+
 def _number_score(slot: Slot, number: Number, known: Known, alone: bool) -> int:
     stems = slot.stems - _BOUNDS
     score = 0
@@ -399,15 +412,15 @@ def _number_score(slot: Slot, number: Number, known: Known, alone: bool) -> int:
         score += 3
     if number.money:
         score += 5 if slot.stems & _MONEY else -6
-    elif slot.stems & _MONEY and number.after in _PEOPLE | _LENGTH and number.after not in stems:
-        score -= 6
+    elif slot.stems & _MONEY and number.after in _PEOPLE | _LENGTH:
+        score -= 12
+    if slot.stems & _PEOPLE and not slot.stems & _MONEY and _COMPANY_OF.search(number.before):
+        score += 6 if number.after not in _LENGTH else 0
     if number.bound:
         fitting = _MOST if number.bound == "max" else _LEAST
         score += 3 if slot.stems & fitting else 0
     if slot.name == known.expected and alone:
         score += 3
-    elif alone and slot.name == known.expected:
-        score += 2
     if number.after and number.after not in stems and number.after in _PEOPLE | _LENGTH and not slot.stems & _PEOPLE:
         score -= 4
     return score if score >= 5 or _fits(slot, number.value) else 0
@@ -545,7 +558,7 @@ def _references(reading: Reading, used: list[Span], known: Known) -> list[tuple[
         taken = [*used, *(span for span, _ in found)]
         found.extend((span, phrase) for span in find_phrase(reading.tokens, phrase) if not overlaps(span, taken))
     if not found:
-        found.extend(_parts_of_names(reading, used, known))
+        found.extend(_unknown_names(reading, used, known) or _parts_of_names(reading, used, known))
     if not found:
         found.extend(
             (number.span, str(int(number.value)))
@@ -574,6 +587,13 @@ def _parts_of_names(reading: Reading, used: list[Span], known: Known) -> list[tu
     return list(found.values())
 
 
+def _unknown_names(reading: Reading, used: list[Span], known: Known) -> list[tuple[Span, Any]]:
+    """Names that were not shown but share a word with one that was: "Hotel Nowhere"."""
+    shared = {one for phrase in known.phrases for one in content_stems(phrase)}
+    names = re.finditer(r"[A-Z][\w'-]*(?: [A-Z][\w'-]*)+", _masked(reading, used))
+    return [(name.span(), name.group()) for name in names if shared & set(content_stems(name.group()))]
+
+
 def _reference(reading: Reading, used: list[Span], known: Known) -> Fill | None:
     found = _references(reading, used, known)
     return Fill(found[0][1], EXPLICIT, (found[0][0],)) if found else None
@@ -583,7 +603,9 @@ def _list(slot: Slot, item: Slot, reading: Reading, used: list[Span], known: Kno
     if item.kind == "reference":
         found = _references(reading, used, known)
         values = list(dict.fromkeys(value for _, value in found))
-        return Fill(values, EXPLICIT, tuple(span for span, _ in found)) if values else None
+        least = slot.schema.get("minItems", 1)
+        enough = values and len(values) >= (least if isinstance(least, int) else 1)
+        return Fill(values, EXPLICIT, tuple(span for span, _ in found)) if enough else None
     if item.kind == "email" and reading.emails:
         return Fill([mail.readings[-1] for mail in reading.emails], EXPLICIT, tuple(m.span for m in reading.emails))
     if item.kind == "number" and reading.numbers and slot.name == known.expected:
