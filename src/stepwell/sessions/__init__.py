@@ -1,5 +1,10 @@
 """Sessions: the document, the store protocol and the stores."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._open import open_store
 from .document import (
     SCHEMA,
     LogEntry,
@@ -31,6 +36,9 @@ from .store import (
     StoredMessage,
 )
 
+if TYPE_CHECKING:
+    from .sqlite import SqliteStore
+
 __all__ = [
     "SCHEMA",
     "Acquired",
@@ -50,6 +58,7 @@ __all__ = [
     "SessionStatus",
     "SessionStore",
     "SessionSummary",
+    "SqliteStore",
     "StageRecord",
     "StoredMessage",
     "Summary",
@@ -58,4 +67,14 @@ __all__ = [
     "WorkflowRecord",
     "decode_head",
     "encode_head",
+    "open_store",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what needs `sqlite3` when it is first asked for: most of the import time of this package."""
+    if name == "SqliteStore":
+        from .sqlite import SqliteStore
+
+        return SqliteStore
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import isfinite
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 
+from stepwell._json import MAX_DEPTH, check_text, json_copy
 from stepwell.errors import (
     InvalidInputError,
     LeaseHeldError,
@@ -22,10 +23,6 @@ from stepwell.errors import (
 
 from .document import LogEntry, SessionHead, SessionSummary, decode_head, encode_head
 
-MAX_DEPTH: Final = 200
-"""How deep JSON in a document may nest. Decoders count their recursion against the stack that is left, so what could
-be written by a shallow caller might not be readable by a deep one without a bound of our own."""
-
 TURN_NONE: Final = 0
 TURN_OPEN: Final = 1
 TURN_SUSPENDED: Final = 2
@@ -35,7 +32,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def head_bytes(head: SessionHead) -> bytes:
-    """Encode a head for a store's row; the id and the revision are columns beside it and not repeated.
+    """Encode a head for a store's row; the revision is a column beside it and not repeated.
 
     Raises:
         NonJsonValueError: A value would not come back as it is: not JSON, NaN, a lone surrogate, or too deep.
@@ -47,13 +44,11 @@ def head_bytes(head: SessionHead) -> bytes:
     workflow, turn = head.workflow, head.turn
     if not _plain(workflow.context, 1) or not _plain(workflow.model, 1):
         raise refusal(head)
-    if turn is not None and not (
-        _plain(turn.result, 1) and _plain(turn.visit.message, 1) and _plain(turn.visit.alternate, 1)
-    ):
+    if turn is not None and not (_plain(turn.visit.message, 1) and _plain(turn.visit.alternate, 1)):
         raise refusal(head)
     try:
-        return encode_head(msgspec.structs.replace(head, id="", revision=0))
-    except (UnicodeEncodeError, TypeError, msgspec.MsgspecError) as error:
+        return encode_head(msgspec.structs.replace(head, revision=0) if head.revision else head)
+    except (ValueError, TypeError, msgspec.MsgspecError) as error:
         raise refusal(head) from error
 
 
@@ -76,8 +71,8 @@ def log_bytes(entry: LogEntry) -> bytes:
         NonJsonValueError: Its text or data cannot be stored.
     """
     text_checked(entry.text, "log text")
-    if entry.data is not None and (why := _why(entry.data, "log data")):
-        raise NonJsonValueError(*why)
+    if entry.data is not None:
+        json_copy(entry.data, "log data")
     return _encode(entry)
 
 
@@ -104,6 +99,7 @@ class _SummaryWorkflow(msgspec.Struct):
 class _SummaryHead(msgspec.Struct):
     """The few fields of a head that `list` shows; decoding only them skips the state, however large."""
 
+    id: str
     workflow: _SummaryWorkflow
     status: str = "running"
     created_at: float = 0.0
@@ -115,33 +111,30 @@ _log_decoder: Final = msgspec.json.Decoder(LogEntry)
 
 
 def summary_from(data: bytes, session: str, revision: int) -> SessionSummary:
-    """Make a row of `list` from a stored head; one that cannot be read does not hide the others."""
+    """Make a row of `list` from a stored head; one that cannot be read does not hide the others.
+
+    An empty `session` is read from the head.
+    """
     try:
         head = _summary_decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return SessionSummary(session, "", "unreadable", revision, 0.0, 0.0)
     flow = head.workflow
-    return SessionSummary(session, flow.id, head.status, revision, head.created_at, head.saved_at, flow.current)
+    return SessionSummary(
+        session or head.id, flow.id, head.status, revision, head.created_at, head.saved_at, flow.current
+    )
 
 
 def text_checked(text: str, what: str) -> str:
     """Refuse text with a lone surrogate: no backend can store it."""
-    if not text.isascii() and _broken(text):
-        raise NonJsonValueError(f"A text with a lone surrogate cannot be stored ({what}).", what)
-    return text
+    return text if text.isascii() else check_text(text, what)
 
 
 def turn_state(head: SessionHead) -> int:
     """Whether a turn is open, and whether it waits for an answer: the only thing a store knows of the turn."""
-    turn = head.turn
-    if turn is None:
+    if head.turn is None:
         return TURN_NONE
-    return TURN_SUSPENDED if turn.phase == "suspended" else TURN_OPEN
-
-
-def is_json(value: object) -> bool:
-    """Whether `value` is plain JSON that comes back equal (lone surrogates are found by encoding)."""
-    return _plain(value, 1)
+    return TURN_SUSPENDED if head.status == "suspended" else TURN_OPEN
 
 
 def _plain(value: Any, depth: int) -> bool:
@@ -156,14 +149,14 @@ def _plain(value: Any, depth: int) -> bool:
     elif kind is list or kind is tuple:
         items = value
     elif kind is int:
-        return -(2**63) <= value < 2**64
+        return True
     elif kind is float:
         return isfinite(value)  # the encoder writes null for NaN and infinities
     else:
         # Subclasses such as enum members of str; not dates, bytes, sets and decimals, which the encoder would turn
         # into text or lists that do not come back as what they were.
         return isinstance(value, str)
-    if depth > MAX_DEPTH:
+    if depth > MAX_DEPTH:  # decoders count their recursion against the stack that is left
         return False
     for item in items:  # noqa: SIM110 - all() with a generator takes twice as long, and this runs in every commit
         if type(item) not in _ATOMS and not _plain(item, depth + 1):
@@ -180,55 +173,16 @@ def refusal(head: SessionHead) -> NonJsonValueError:
     if turn is not None:
         visit = turn.visit
         parts += [("turn.visit.message", visit.message), ("turn.visit.alternate", visit.alternate)]
-        parts.append(("turn.result", turn.result))
-    for path, value in parts:
-        if why := _why(value, path):
-            return NonJsonValueError(*why, session_id=_printable(head.id))
+    try:
+        for path, value in parts:
+            json_copy(value, path)
+    except NonJsonValueError as error:
+        error.ids["session_id"] = _printable(head.id)
+        return error
     return NonJsonValueError(
         "The session's head holds a text with a lone surrogate, or a value of the wrong type: it cannot be stored.",
         session_id=_printable(head.id),
     )
-
-
-def _why(value: Any, path: str) -> tuple[str, str] | None:
-    """The sentence and the path of the first thing that cannot be stored, depth first; `None` if all is well."""
-    stack: list[tuple[Any, str, int]] = [(value, path, 1)]
-    while stack:
-        item, where, depth = stack.pop()
-        what = ""
-        if isinstance(item, str):
-            what = "a text with a lone surrogate" if _broken(item) else ""
-        elif isinstance(item, dict | list | tuple):
-            children = _children(item, where)
-            if depth > MAX_DEPTH:
-                what = f"JSON nested deeper than {MAX_DEPTH} levels"
-            for key, child, there in reversed(children):
-                if not isinstance(key, str):
-                    what = f"a key of type {type(key).__name__}"
-                elif _broken(key):
-                    what = "a key with a lone surrogate"
-                stack.append((child, there, depth + 1))
-        elif not _plain(item, depth):
-            what = "a number out of range" if isinstance(item, int | float) else f"a {type(item).__name__}"
-        if what:
-            where = _printable(where[:200])
-            return f"Only JSON can be stored, not {what} (at {where}).", where
-    return None
-
-
-def _children(item: Any, where: str) -> list[tuple[Any, Any, str]]:
-    if isinstance(item, dict):
-        pairs = cast("dict[Any, Any]", item)
-        return [(key, child, f"{where}.{key}") for key, child in pairs.items()]
-    return [("", child, f"{where}[{index}]") for index, child in enumerate(item)]
-
-
-def _broken(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 def _printable(text: str) -> str:

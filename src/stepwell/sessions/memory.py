@@ -194,9 +194,10 @@ class MemoryStore:
         """See `SessionStore.inbox_get`."""
         return self._find(session).inbox.get(key)
 
-    async def inbox_list(self, session: str) -> list[InboxRow]:
+    async def inbox_list(self, session: str, *, pending: bool = False) -> list[InboxRow]:
         """See `SessionStore.inbox_list`."""
-        return list(self._find(session).inbox.values())
+        found = self._find(session)
+        return list(_open_rows(found) if pending else found.inbox.values())
 
     async def journal_put(self, lease: Lease, row: JournalRow) -> None:
         """See `SessionStore.journal_put`."""

@@ -242,8 +242,8 @@ class SessionStore(Protocol):
         """Read one row."""
         ...
 
-    async def inbox_list(self, session: str) -> list[InboxRow]:
-        """Read every row, done ones too, in the order they arrived."""
+    async def inbox_list(self, session: str, *, pending: bool = False) -> list[InboxRow]:
+        """Read the rows in the order they arrived: all, or with `pending` those that are not done."""
         ...
 
     async def journal_put(self, lease: Lease, row: JournalRow) -> None:
