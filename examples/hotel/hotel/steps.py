@@ -17,7 +17,7 @@ from .catalogue import CITIES, Amenity, Hotel, hotel
 from .trip import Trip
 
 Choice = Annotated[str, Field(description='number in the list, name of the hotel, or "cheapest"')]
-Choices = Annotated[list[Choice], Field(description="two or more hotels of the list", min_length=2, max_length=4)]
+Choices = Annotated[list[Choice], Field(description="which hotels of the list to compare", min_length=2, max_length=4)]
 
 
 class DeskStep(Step):

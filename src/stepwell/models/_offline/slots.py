@@ -333,13 +333,15 @@ def _answers(
     asked = next((slot for slot in slots if slot.name == known.expected), None)
     if asked is None:
         return
-    if asked in open_:
-        parts = [part for part in _parts(reading, used) if part[0]]
-        wanted = [slot for slot in open_ if slot.required]
-        if len(parts) > 1 and len(parts) == len(wanted):
-            for slot, (text, span) in zip(wanted, parts, strict=True):
+    parts = _parts(reading, used)
+    wanted = [slot for slot in open_ if slot.required]
+    begun = asked.name in found and asked.kind in ("address", "place", "text", "pattern")
+    if parts and len(parts) == len(wanted) and (begun or (len(parts) > 1 and asked in wanted)):
+        for slot, (text, span) in zip(wanted, parts, strict=True):
+            if slot.kind != "person" or _looks_like_name(text):
                 take(slot, Fill(text, RAW, (span,)))
-            return
+        return
+    if asked in open_:
         text, span = _rest(reading, used)
         if text and not says_yes(text) and (asked.kind != "person" or _looks_like_name(text)):
             take(asked, Fill(text, RAW, (span,)))
@@ -475,7 +477,7 @@ def _people(reading: Reading) -> tuple[int, Span] | None:
 
 
 def _by_pattern(slot: Slot, reading: Reading, used: list[Span]) -> Fill | None:
-    pattern = str(slot.schema.get("pattern")).removeprefix("^").removesuffix("$")
+    pattern = re.sub(r"(?:^|(?<=[|(]))\^|(?<!\\)\$(?=[|)]|$)", "", str(slot.schema.get("pattern")))
     if not pattern or len(pattern) > 300:
         return None
     try:
@@ -789,9 +791,11 @@ def _from_label(slot: Slot, slots: Sequence[Slot], lines: Sequence[str], today: 
     for line in lines:
         match = _LABEL.match(line)
         label = frozenset(content_stems(match[1])) if match else frozenset[str]()
-        if not match or not label:
+        if not match:
             continue
         score = _label_score(slot, label)
+        if not label and match[1].strip().casefold() in words(slot.description):
+            score = 0.5  # a label such as "From"
         if score > best[0] and score >= max(_label_score(other, label) for other in slots):
             value = _typed(slot, match[2].strip(), today)
             if value is not None:
