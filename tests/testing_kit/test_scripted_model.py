@@ -294,6 +294,14 @@ async def test_a_failure_when_opening_can_be_late() -> None:
     assert clock.slept == [4]
 
 
+async def test_pauses_after_a_failure_are_dropped() -> None:
+    clock = FakeClock(auto_advance=True)
+    got, _ = await until(
+        ScriptedModel([Reply.text("a b c").paced(1).failing(after=1)], clock=clock), ModelInvocationError
+    )
+    assert (text_of(got), clock.slept) == ("a ", [1])
+
+
 async def test_a_gate_holds_the_stream_until_the_test_opens_it() -> None:
     gate, got = anyio.Event(), list[ModelEvent]()
     model = ScriptedModel([Reply.text("a b").gated(gate, after=1)])

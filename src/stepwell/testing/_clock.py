@@ -120,7 +120,6 @@ class FakeClock:
         if seconds <= 0:
             await anyio.lowlevel.checkpoint()
             return
-        await anyio.lowlevel.checkpoint_if_cancelled()
         woken = asyncio.get_running_loop().create_future()
         entry = self._add(_Entry(self._forget, self._now + seconds, _wake, woken, sleeper=True))
         try:
