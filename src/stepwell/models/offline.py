@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime
 from typing import Any
@@ -59,6 +59,9 @@ class OfflineModel:
         clock: Where the time comes from.
     """
 
+    name = "offline"
+    """The name it is registered under."""
+
     def __init__(self, *, today: date | None = None, word_delay: float = 0.0, clock: Clock | None = None) -> None:
         self._today = today
         self._word_delay = word_delay
@@ -82,6 +85,18 @@ class OfflineModel:
         if selection.params.get("max_tokens", 1) < 1 or selection.params.get("word_delay", 0) < 0:
             raise LlmSetupError("max_tokens must be positive and word_delay not negative.", model=selection.id)
         _date(selection)
+
+    def require(self, selection: ModelSelection, capabilities: Iterable[str]) -> None:
+        """Check capabilities: it has `tools` and `structured_output`.
+
+        Raises:
+            LlmSetupError: Another one is required.
+        """
+        missing = sorted(set(capabilities) - {"tools", "structured_output"})
+        if missing:
+            raise LlmSetupError(
+                f"The offline model has no {' and no '.join(missing)}: select a real model.", model=selection.id
+            )
 
     @asynccontextmanager
     async def stream(self, request: ModelRequest) -> AsyncGenerator[AsyncIterator[ModelEvent]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import date
 from functools import cached_property
 from typing import Literal
 
@@ -341,6 +341,11 @@ def _day(year: str | int | None, month: int, day: str | int, today: date, past: 
         return None
 
 
+def _plus(day: date, days: int) -> date:
+    """`day` plus `days`, at the end of the calendar its last day."""
+    return date.fromordinal(min(day.toordinal() + days, date.max.toordinal()))
+
+
 def _shift_month(day: date, months: int) -> date:
     index = day.month - 1 + months
     year, month = day.year + index // 12, index % 12 + 1
@@ -361,25 +366,25 @@ def _two_digits(year: str, today: date, past: bool) -> int:
 def _relative(match: re.Match[str], today: date) -> tuple[date, date | None]:
     if match["word"]:
         word = match["word"].lower()
-        return today + timedelta(2 if word.startswith("day") else 1 if word == "tomorrow" else 0), None
+        return _plus(today, 2 if word.startswith("day") else 1 if word == "tomorrow" else 0), None
     if match["day"]:
         ahead = (_WEEKDAYS.index(match["day"].lower()) - today.weekday()) % 7 or 7
-        return today + timedelta(ahead), None
+        return _plus(today, ahead), None
     if match["unit"]:
         count = _count(match[4])
         unit = match["unit"].lower()
-        return _shift_month(today, count) if unit == "month" else today + timedelta(
-            count * (7 if unit == "week" else 1)
-        ), None
+        if unit == "month":
+            return _shift_month(today, count), None
+        return _plus(today, count * (7 if unit == "week" else 1)), None
     later = match["when"].lower() == "next"
     span = match["span"].lower()
     if span == "month":
         return _shift_month(today, int(later)).replace(day=1) if later else today, None
-    monday = today + timedelta(-today.weekday() + 7)
+    monday = _plus(today, 7 - today.weekday())
     if span == "week":
         return (monday if later else today), None
-    saturday = today + timedelta((5 - today.weekday()) % 7) + timedelta(7 if later and today.weekday() < 5 else 0)
-    return saturday, saturday + timedelta(1)
+    saturday = _plus(today, (5 - today.weekday()) % 7 + (7 if later and today.weekday() < 5 else 0))
+    return saturday, _plus(saturday, 1)
 
 
 def find_dates(text: str, today: date, *, past: bool = False) -> list[Dates]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, timedelta
+from datetime import date
 from difflib import SequenceMatcher
 from typing import Any, Literal, TypeAlias, cast
 
@@ -384,8 +384,8 @@ def _fill_dates(slots: Sequence[Slot], reading: Reading, known: Known) -> dict[s
     if start and end and start.name in found and end.name not in found and reading.nights:
         first = date.fromisoformat(str(found[start.name].value)[:10])
         nights, span = reading.nights
-        if first.year < 9999:
-            found[end.name] = Fill(value(end, first + timedelta(nights)), EXPLICIT, (span,))
+        last = date.fromordinal(min(first.toordinal() + nights, date.max.toordinal()))
+        found[end.name] = Fill(value(end, last), EXPLICIT, (span,))
     return found
 
 
