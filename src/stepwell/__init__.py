@@ -1,1 +1,64 @@
-"""Stepwell: conversations that run in stages."""
+"""Stepwell: conversations that run in stages.
+
+The names of everyday use are here; each sub-package has the rest. Nothing optional is imported by importing this.
+"""
+
+from stepwell.engine import Engine, Turn, TurnResult
+from stepwell.errors import StepwellError
+from stepwell.flow import Flow, LogicStep, Step, TerminateSessionStep
+from stepwell.loop import (
+    AskShorter,
+    CallPolicy,
+    CallPolicyOverride,
+    EmptyPolicy,
+    LlmAttemptErrorContext,
+    LlmBlockedContext,
+    LlmErrorContext,
+    RaiseCap,
+)
+from stepwell.messages import AssistantMessage, DirectMessage, FilePart, TextPart, ToolCall, ToolResult, UserMessage
+from stepwell.models import Candidate, ModelCatalog, ModelSelection, Providers, model_stop_reason
+from stepwell.outcomes import Outcome, direct, direct_to, finish, go, retry_with_model, stay
+from stepwell.tools import ToolContext, ToolDefinition, tool, tools
+
+__all__ = [
+    "AskShorter",
+    "AssistantMessage",
+    "CallPolicy",
+    "CallPolicyOverride",
+    "Candidate",
+    "DirectMessage",
+    "EmptyPolicy",
+    "Engine",
+    "FilePart",
+    "Flow",
+    "LlmAttemptErrorContext",
+    "LlmBlockedContext",
+    "LlmErrorContext",
+    "LogicStep",
+    "ModelCatalog",
+    "ModelSelection",
+    "Outcome",
+    "Providers",
+    "RaiseCap",
+    "Step",
+    "StepwellError",
+    "TerminateSessionStep",
+    "TextPart",
+    "ToolCall",
+    "ToolContext",
+    "ToolDefinition",
+    "ToolResult",
+    "Turn",
+    "TurnResult",
+    "UserMessage",
+    "direct",
+    "direct_to",
+    "finish",
+    "go",
+    "model_stop_reason",
+    "retry_with_model",
+    "stay",
+    "tool",
+    "tools",
+]

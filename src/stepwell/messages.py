@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -57,7 +57,7 @@ def gen_message_id(stage: str, now: float) -> str:
         stage: Id of the stage the message belongs to; crossing detection reads it.
         now: Unix time in seconds.
     """
-    moment = datetime.fromtimestamp(now, timezone.utc)
+    moment = datetime.fromtimestamp(now, UTC)
     return f"{stage}|{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z|{secrets.token_hex(4)}"
 
 

@@ -23,6 +23,7 @@ from .document import (
     encode_head,
 )
 from .memory import MemoryStore
+from .migrations import Migration, MigrationFunction, migrate_head
 from .store import (
     Acquired,
     Commit,
@@ -35,11 +36,13 @@ from .store import (
     SessionStore,
     StoredMessage,
 )
+from .transfer import FORMAT, export_session, import_session
 
 if TYPE_CHECKING:
     from .sqlite import SqliteStore
 
 __all__ = [
+    "FORMAT",
     "SCHEMA",
     "Acquired",
     "Commit",
@@ -51,6 +54,8 @@ __all__ = [
     "LogEntry",
     "MemoryHead",
     "MemoryStore",
+    "Migration",
+    "MigrationFunction",
     "ModelUsage",
     "NewMessage",
     "SequenceEntry",
@@ -67,6 +72,9 @@ __all__ = [
     "WorkflowRecord",
     "decode_head",
     "encode_head",
+    "export_session",
+    "import_session",
+    "migrate_head",
     "open_store",
 ]
 

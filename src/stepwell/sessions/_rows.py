@@ -23,6 +23,9 @@ from stepwell.errors import (
 
 from .document import LogEntry, SessionHead, SessionSummary, decode_head, encode_head
 
+MAX_POSITION: Final = (1 << 22) - 1
+"""The last position of a namespace. No conversation comes near; it leaves room in a row's number for the rest."""
+
 TURN_NONE: Final = 0
 TURN_OPEN: Final = 1
 TURN_SUSPENDED: Final = 2
@@ -225,6 +228,15 @@ def held(session: str, owner: str, expires: float) -> LeaseHeldError:
     return LeaseHeldError(
         f"Session {session!r} is leased to {owner!r} until {expires:.3f}.", owner, expires, session_id=session
     )
+
+
+def check_position(session: str, ns: str, position: int) -> None:
+    """Refuse a message position that no store takes."""
+    if not 0 <= position <= MAX_POSITION:
+        raise StoreError(
+            f"Position {position} of namespace {ns!r} in session {session!r} is out of range: 0 to {MAX_POSITION}.",
+            session_id=session,
+        )
 
 
 def taken(session: str, ns: str, position: int) -> StoreError:

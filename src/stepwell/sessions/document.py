@@ -97,6 +97,7 @@ class VisitRecord(msgspec.Struct, omit_defaults=True):
         rounds: Accepted replies and nudges so far.
         alternate: The active temporary alternate model.
         alternate_used: Whether there was one.
+        content_type: MIME type that the transition gave its reply.
     """
 
     stage: str
@@ -108,6 +109,7 @@ class VisitRecord(msgspec.Struct, omit_defaults=True):
     rounds: int = 0
     alternate: JsonObject | None = None
     alternate_used: bool = False
+    content_type: str | None = None
 
 
 class TurnRecord(msgspec.Struct, omit_defaults=True):
@@ -117,33 +119,23 @@ class TurnRecord(msgspec.Struct, omit_defaults=True):
         run: Run id.
         invocation: Invocation id; step ids are made from it.
         visit: The current visit.
-        phase: `open`, or `closing` with `result` set.
         unit: Index of the next unit.
         key: Unique key of the input's inbox row, if it has one.
         input: Id of the user's message.
-        calls: Ids of the calls that are open between their reply and their results.
         hops: Logic steps run in a row.
         tokens: Tokens spent in this turn, as far as known.
         usage: The turn's usage by `provider:name`.
-        shown: What the turn shows so far, by step: `(step id, text)`.
-        content_type: Content type of the reply.
-        result: The turn's result, as JSON, in phase `closing`.
     """
 
     run: str
     invocation: str
     visit: VisitRecord
-    phase: Literal["open", "closing", "suspended"] = "open"
     unit: int = 0
     key: str | None = None
     input: str | None = None
-    calls: list[str] = msgspec.field(default_factory=list)
-    hops: list[str] = msgspec.field(default_factory=list)
+    hops: int = 0
     tokens: int = 0
     usage: dict[str, ModelUsage] = msgspec.field(default_factory=dict)
-    shown: list[tuple[str, str]] = msgspec.field(default_factory=list)
-    content_type: str = "text/plain"
-    result: JsonObject | None = None
 
 
 class SessionHead(msgspec.Struct, omit_defaults=True):
@@ -235,4 +227,6 @@ def _schema_of(data: bytes | str) -> str:
 def _refuse_newer(schema: str) -> None:
     name, _, version = schema.partition("/")
     if name == SCHEMA.partition("/")[0] and version.isdigit() and int(version) > int(SCHEMA.partition("/")[2]):
-        raise NewerSchemaError(f"A session document has schema {schema}, this Stepwell reads {SCHEMA}: update Stepwell.")
+        raise NewerSchemaError(
+            f"A session document has schema {schema}, this Stepwell reads {SCHEMA}: update Stepwell."
+        )

@@ -12,6 +12,7 @@ from stepwell.messages import decode_message
 from ._rows import (
     TURN_NONE,
     TURN_OPEN,
+    check_position,
     conflict,
     exists,
     head_bytes,
@@ -286,6 +287,7 @@ class MemoryStore:
         seen: set[tuple[str, int]] = set()
         for message in commit.messages:
             rows = found.messages.get(text_checked(message.ns, "namespace"))
+            check_position(session, message.ns, message.position)
             at = (message.ns, message.position)
             if at in seen or (rows is not None and message.position in rows.rows):
                 raise taken(session, *at)

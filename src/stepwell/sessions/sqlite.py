@@ -17,6 +17,8 @@ from stepwell.errors import StoreDataError, StoreError
 from stepwell.messages import decode_message
 
 from ._rows import (
+    MAX_POSITION,
+    check_position,
     conflict,
     exists,
     head_bytes,
@@ -43,6 +45,7 @@ from .store import (
     InboxState,
     InboxUpdate,
     JournalRow,
+    JournalState,
     Lease,
     StoredMessage,
 )
@@ -81,7 +84,7 @@ PART: Final = Part("session", 0, (SCHEMA_1,))
 # A line's rowid is session (28 bits), stream (13), position (22): one B-tree without an index, in which a session's
 # rows lie together and a stream's in order. Rows in a table with a composed primary key and no rowid would spill every
 # message over a kilobyte to a page of its own.
-POSITION_BITS: Final = 22
+POSITION_BITS: Final = MAX_POSITION.bit_length()
 STREAM_BITS: Final = 13
 SESSION_BITS: Final = 28
 SEQUENCE: Final = 0
@@ -91,12 +94,7 @@ FIRST_NAMESPACE: Final = 2
 STATUSES: Final = ("running", "completed", "suspended", "aborted")
 KINDS: Final[tuple[InboxKind, ...]] = ("input", "steer", "answer", "cancel")
 STATES: Final[tuple[InboxState, ...]] = ("new", "taken", "done")
-JOURNAL_STATES: Final[tuple[Literal["intent", "done", "refused", "unknown"], ...]] = (
-    "intent",
-    "done",
-    "refused",
-    "unknown",
-)
+JOURNAL_STATES: Final[tuple[JournalState, ...]] = ("intent", "done", "refused", "unknown")
 
 SAVE: Final = """UPDATE head SET rev = rev + 1, status = ?, flow = ?, data = ? WHERE key = ? AND rev = ?
     AND EXISTS (SELECT 1 FROM session WHERE id = ? AND key = ? AND inc = ? AND epoch = ? AND turn = ?
@@ -159,11 +157,7 @@ class _Changes:
         names: dict[str, None] = {}
         for message in commit.messages:
             names[text_checked(message.ns, "namespace")] = None
-            if message.position >> POSITION_BITS:
-                raise StoreError(
-                    f"Position {message.position} of namespace {message.ns!r} is out of range: positions go from 0 to "
-                    f"{(1 << POSITION_BITS) - 1}."
-                )
+            check_position(commit.head.id, message.ns, message.position)
         for entry in commit.sequence:
             names[text_checked(entry.stage, "stage")] = None
         for row in commit.inbox:

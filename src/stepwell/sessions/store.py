@@ -30,6 +30,7 @@ __all__ = [
 
 InboxKind: TypeAlias = Literal["input", "steer", "answer", "cancel"]
 InboxState: TypeAlias = Literal["new", "taken", "done"]
+JournalState: TypeAlias = Literal["intent", "done", "refused", "unknown"]
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -51,7 +52,7 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class NewMessage(msgspec.Struct, frozen=True):
-    """A message row to append: `data` is the encoded record."""
+    """A message row to append: `data` is the encoded record, `position` 0 to 4,194,303."""
 
     ns: str
     position: int
@@ -87,7 +88,7 @@ class JournalRow(msgspec.Struct, frozen=True):
     """A record of an effect, by idempotency key; outside the head, guarded by the epoch."""
 
     key: str
-    state: Literal["intent", "done", "refused", "unknown"]
+    state: JournalState
     data: bytes = b""
 
 

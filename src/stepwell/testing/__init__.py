@@ -11,6 +11,7 @@
 """
 
 from ._clock import FakeClock
+from ._harness import TurnHarness
 from ._scripted import Call, Reply, Scripted, ScriptedModel, ScriptError
 
-__all__ = ["Call", "FakeClock", "Reply", "ScriptError", "Scripted", "ScriptedModel"]
+__all__ = ["Call", "FakeClock", "Reply", "ScriptError", "Scripted", "ScriptedModel", "TurnHarness"]

@@ -489,7 +489,7 @@ _SPELLED_EMAIL = re.compile(
     r"\b[\w.+-]+(?:\s+dot\s+[\w+-]+)*\s+(?:at|\(at\)|\[at\])\s+[\w-]+(?:\s*(?:\.|\bdot\b|\(dot\)|\[dot\])\s*[\w-]+)+",
     re.IGNORECASE | re.ASCII,
 )
-_PHONE = re.compile(r"(?<!\w)\+?\d[\d\s()/-]{5,18}\d(?!\w)", re.ASCII)
+_PHONE = re.compile(r"(?<!\w)\+?\d(?:[ ()/-]{0,2}\d){6,14}(?!\w)", re.ASCII)
 
 _YES = re.compile(
     r"^\W*(?:yes|yep|yeah|yup|sure|ok|okay|correct|right|exactly|absolutely|of course|certainly|please do|go ahead"
@@ -502,7 +502,7 @@ _NO = re.compile(
     re.IGNORECASE,
 )
 _NEGATED = re.compile(
-    r"(?:\b(?:no|not|without|don'?t (?:need|want)(?: a| any)?|never|except)\s+(?:a\s+|any\s+|the\s+)?)$",
+    r"(?:\b(?:no|not|without|don'?t (?:need|want)(?: a| any)?|never|except)\s+(?:(?:a|any|the|in|to|at)\s+)?)$",
     re.IGNORECASE,
 )
 

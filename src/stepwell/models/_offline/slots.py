@@ -303,6 +303,8 @@ def fill(slots: Sequence[Slot], reading: Reading, known: Known) -> dict[str, Fil
         take(next(slot for slot in slots if slot.name == name), result)
     for slot in by_kind.get("boolean", []):
         take(slot, _boolean(slot, slots, reading, known))
+    for slot in by_kind.get("address", []):
+        take(slot, _address(slot, reading, used))
     for slot in slots:
         if slot.kind == "reference":
             take(slot, _reference(reading, used, known))
@@ -312,8 +314,6 @@ def fill(slots: Sequence[Slot], reading: Reading, known: Known) -> dict[str, Fil
             take(slot, _person(slot, reading, used, known))
         elif slot.kind == "place":
             take(slot, _place(reading, used))
-        elif slot.kind == "address":
-            take(slot, _address(slot, reading, used))
         elif slot.kind == "object":
             inner = fill(slots_of(slot.schema), reading, known)
             if inner:
@@ -628,7 +628,7 @@ _NAME_CUE = re.compile(
 )
 _NO_NAME = frozenset(
     listed(
-        "a an the in on at of to and or but with without looking not just very so here there interested fine good "
+        "i a an the in on at of to and or but with without looking not just very so here there interested fine good "
         "great ok okay sorry happy trying going thinking from my your mail e-mail email is it that this ready done "
         "back new old afraid sure yes no please thanks thank hi hello hey two three four it's i'm we what which "
         "how why when where who can could do does booking searching travelling traveling planning"
@@ -645,10 +645,10 @@ def _name_in(text: str, *, lower: bool) -> str:
             break
         if not lower and not bare[:1].isupper() and bare.casefold() not in _PARTICLES:
             break
-        kept.append(bare if part.rstrip(",;:!?") == bare else part.strip(",;:!?"))
+        kept.append(part.strip(",;:!?"))
         if part[-1:] in ",;:!?":
             break
-    return " ".join(kept)
+    return " ".join(kept).rstrip(".")
 
 
 def _looks_like_name(text: str) -> bool:
@@ -694,7 +694,7 @@ _NO_PLACE = frozenset(
 
 def _place(reading: Reading, used: list[Span]) -> Fill | None:
     for match in _PLACE_CUE.finditer(_masked(reading, used)):
-        if match[1].split()[0] not in _NO_PLACE:
+        if match[1].split()[0] not in _NO_PLACE and not reading.negated(match.span(1)):
             return Fill(match[1], TYPED, (match.span(1),))
     return None
 

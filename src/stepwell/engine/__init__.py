@@ -1,0 +1,53 @@
+"""Turns: an input becomes units, every unit a commit, and the caller sees events and a result."""
+
+from ._engine import Engine, Limits
+from ._events import (
+    Accepted,
+    AttemptStarted,
+    CandidateClassified,
+    Committed,
+    HookCalled,
+    Listener,
+    ReasoningDelta,
+    StageEntered,
+    Superseded,
+    TextDelta,
+    ToolFinished,
+    ToolInputDelta,
+    ToolProgress,
+    ToolStarted,
+    TurnEvent,
+    TurnFinished,
+    TurnStarted,
+    UnitStarted,
+    Warned,
+)
+from ._result import TurnFailure, TurnResult
+from ._turn import Turn
+
+__all__ = [
+    "Accepted",
+    "AttemptStarted",
+    "CandidateClassified",
+    "Committed",
+    "Engine",
+    "HookCalled",
+    "Limits",
+    "Listener",
+    "ReasoningDelta",
+    "StageEntered",
+    "Superseded",
+    "TextDelta",
+    "ToolFinished",
+    "ToolInputDelta",
+    "ToolProgress",
+    "ToolStarted",
+    "Turn",
+    "TurnEvent",
+    "TurnFailure",
+    "TurnFinished",
+    "TurnResult",
+    "TurnStarted",
+    "UnitStarted",
+    "Warned",
+]

@@ -1,0 +1,309 @@
+"""The state machine of a flow's turn: `advance` runs exactly one unit.
+
+All that a later unit needs is in the session's head (the turn record) and histories; the objects here only save
+building them again. So recovery is this same code after loading.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import msgspec
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from stepwell.errors import FlowDefinitionError, InvalidOutcomeError, LogicLoopError, MigrationError
+from stepwell.flow import Again, Decided, Flow, FlowDefinition, Reply, Step, StepHost, TerminateSessionStep, Visit
+from stepwell.flow._visit import as_message, attach
+from stepwell.messages import DirectMessage, Message, UserMessage
+from stepwell.outcomes import DirectTo, Finish, Go, Outcome
+from stepwell.sessions import SessionHead, TurnRecord, VisitRecord
+
+from ._events import StageEntered
+from ._working import Working
+
+__all__ = ["Done", "FlowMachine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The turn is over; what it answers."""
+
+    message: str
+    content_type: str
+
+
+class FlowMachine:
+    """One flow object on one session, for one turn.
+
+    Args:
+        definition: The flow.
+        working: The session.
+    """
+
+    def __init__(self, definition: FlowDefinition, working: Working) -> None:
+        self.definition = definition
+        self.working = working
+        self.flow: Flow = definition.cls()
+        self.flow._runtime = working  # pyright: ignore[reportPrivateUsage]
+        self.visit: Visit | None = None
+        self.restored = False
+
+    async def build(self) -> None:
+        """Let the flow set itself up and register its steps.
+
+        Raises:
+            FlowDefinitionError: The registry is wrong in this context.
+            MigrationError: The cursor is on a stage that is gone.
+        """
+        await self.flow.init()
+        self.flow._register()  # pyright: ignore[reportPrivateUsage]
+        head = self.working.head
+        if head.workflow.current:
+            self._adopt(head)
+        else:
+            self.working.enter(self.flow._initial().id)  # pyright: ignore[reportPrivateUsage]
+        self.working.executing = head.workflow.current
+
+    def _adopt(self, head: SessionHead) -> None:
+        """Bring the stage ids of a stored document to today's names, by alias."""
+        step = self._known(head.workflow.current)
+        if step is None:
+            raise MigrationError(
+                f"Session {head.id} stands on stage {head.workflow.current}, which {self.flow.id} no longer has: add the "
+                "old id to the aliases of the stage that replaced it, or a migration.",
+                session_id=head.id,
+                flow=self.flow.id,
+                stage=head.workflow.current,
+            )
+        head.workflow.current = step.id
+        for name in list(head.stages):
+            known = self._known(name)
+            if known is not None and known.id != name:
+                head.stages[known.id] = head.stages.pop(name)
+                if name in head.memories and known.id not in head.memories and known.get_memory_space() == known.id:
+                    # Messages stay where they are stored: the step goes on with its old namespace.
+                    known.use_memory(name)
+        if head.turn is not None and (visited := self._known(head.turn.visit.stage)) is not None:
+            head.turn.visit.stage = visited.id
+
+    def _known(self, name: str) -> Step[Any, Any] | None:
+        return self.flow._find(name)  # pyright: ignore[reportPrivateUsage]
+
+    def open(self, turn: TurnRecord, message: UserMessage | None) -> None:
+        """Begin a turn: the user's message enters the memory of the cursor's step."""
+        step = self.flow.get_step(self.working.current)
+        self.working.head.turn = turn
+        self.working.visit = turn.visit
+        if message is not None:
+            ns = step.get_memory_space()
+            known = self.working.messages(ns)
+            if message.id and known and known[-1].id.endswith(message.id):
+                return  # the same input again, after a turn that failed: it is in history already
+            if message.id:
+                suffix = message.id
+                stage, at, _ = self.working.new_id(step.id).split("|")
+                message = msgspec.structs.replace(message, id=f"{stage}|{at}|{suffix}")
+            turn.input = self.working.add_message(ns, step.id, message).id
+
+    # -- one unit
+
+    async def advance(self) -> Done | None:
+        """Run one unit, up to but without its commit. `None`: there is another.
+
+        Raises:
+            Exception: The turn fails; everything since the last commit is to be rolled back.
+        """
+        working, turn = self.working, self.working.turn
+        record = turn.visit
+        step = self.flow.get_step(record.stage)
+        working.visit = record
+        working.executing = step.id
+        working.run_id = turn.run
+        working.step_id = f"{turn.invocation}-step-{turn.unit}"
+        calls = working.open_calls(step.get_memory_space())
+        kind = "logic" if step.is_logic() else "tools" if calls else "run" if self._overrides_run(step) else "reply"
+        working.observer.unit(working.step_id, step.id, kind)
+        if self.restored:
+            self.restored = False
+            await step.on_restore()
+        if record.crossing:
+            await self._arrive(step, record)
+        if kind == "logic":
+            decided = await self._logic(step)
+        else:
+            turn.hops = 0
+            visit = self.visit = self.visit if self._same(step) else None
+            host = StepHost(step, self.definition, working)
+            if visit is None:
+                visit = self.visit = Visit(host)
+            else:
+                visit.host = host
+            visit.batch = None
+            if not record.started:
+                record.started = True
+                await step.on_visit(self._input(step))
+            if kind == "tools":
+                decided = await visit.tools(calls)
+            elif kind == "run":
+                decided = await self._run(step, visit)
+            else:
+                decided = await visit.reply()
+        await checkpoint_if_cancelled()
+        done = await self._apply(step, decided)
+        self._show(step, decided, done)
+        turn.unit += 1
+        return done
+
+    def _same(self, step: Step[Any, Any]) -> bool:
+        return self.visit is not None and self.visit.step is step
+
+    def _overrides_run(self, step: Step[Any, Any]) -> bool:
+        return "run" in self.definition.steps[type(step)].hooks
+
+    def _input(self, step: Step[Any, Any]) -> UserMessage | None:
+        last = step.get_memory().last
+        return last if isinstance(last, UserMessage) else None
+
+    async def _arrive(self, step: Step[Any, Any], record: VisitRecord) -> None:
+        """The first unit of a visit that began with a crossing."""
+        record.crossing = False
+        if record.fresh:
+            record.fresh = False
+            message = await step.on_start()
+        else:
+            handed = msgspec.convert(record.message, Message) if record.message else None
+            record.message = None
+            message = step.on_crossing(cast("Message | None", handed), record.prior)
+        if message is not None:
+            self.working.add_message(step.get_memory_space(), step.id, as_message(message))
+        self.working.observer.emit(StageEntered(step.id))
+
+    async def _logic(self, step: Step[Any, Any]) -> Decided:
+        turn = self.working.turn
+        turn.hops += 1
+        if turn.hops > self.flow.max_logic_hops:
+            raise LogicLoopError(
+                f"More than {self.flow.max_logic_hops} logic steps ran in a row, the last was {step.id}: let one of them "
+                "lead to a step that talks, or raise max_logic_hops.",
+                flow=self.flow.id,
+                stage=step.id,
+            )
+        value: Any = await cast("Any", step).run_logic()
+        if isinstance(value, type) and issubclass(value, Step):
+            value = Go(cast("Any", value))
+        if not isinstance(value, (Go, DirectTo, Finish)):
+            raise InvalidOutcomeError(
+                f"run_logic of {step.id} returned a {type(value).__name__}: return go, direct_to, finish or a step class.",
+                flow=self.flow.id,
+                stage=step.id,
+                hook="run_logic",
+            )
+        if isinstance(value, Go):
+            return Decided(value)
+        visit = Visit(StepHost(step, self.definition, self.working))
+        if value.content is None:
+            return Decided(value)
+        text = visit._text(value.content, "run_logic")  # pyright: ignore[reportPrivateUsage]
+        spoken = self.flow.get_step(value.target) if isinstance(value, DirectTo) else step
+        if text.strip():
+            self.working.add_message(spoken.get_memory_space(), step.id, DirectMessage(text=text))
+        return Decided(replace(value, content=text), text)
+
+    async def _run(self, step: Step[Any, Any], visit: Visit) -> Decided:
+        """A step that replaced `run`: the whole visit is this unit."""
+        step._visit = visit  # pyright: ignore[reportPrivateUsage]
+        visit.routed = None
+        said = self._input(step)
+        content = await step.run(said.text if said else None)
+        decided = visit.routed
+        if decided is not None and not isinstance(decided.decision, Reply):
+            return decided
+        if decided is not None and (content is None or content == decided.shown):
+            return decided
+        if content is None:
+            return Decided(Reply(""))
+        text = visit._text(content, "run")  # pyright: ignore[reportPrivateUsage]
+        results = decided.results if decided else ()
+        visit.answer(text)
+        return Decided(Reply(text, None if isinstance(content, str) else "application/json"), text, results)
+
+    # -- what a unit came to
+
+    async def _apply(self, step: Step[Any, Any], decided: Decided) -> Done | None:
+        """Apply a decision in the order of the design: transition, prompt, state, content type, results, message."""
+        outcome = decided.decision
+        visit = self.visit if self._same(step) else None
+        target = self._target(step, outcome)
+        if isinstance(outcome, Finish):
+            await step.on_exit()
+            self.working.mark_completed()
+        elif target is not None and target is not step:
+            await step.on_exit()
+            self.working.enter(target.id)
+            await target.on_enter()
+        elif target is step and step.is_logic() and isinstance(outcome, Go):
+            raise LogicLoopError(
+                f"{step.id} routes to itself: a logic step leads to another one.", flow=self.flow.id, stage=step.id
+            )
+        there = target or step
+        if isinstance(outcome, Outcome):
+            attach(self.working, there.id, outcome)
+        if visit is not None:
+            visit.settle_results(decided)
+        if isinstance(outcome, Outcome) and outcome.message is not None:
+            message = as_message(outcome.message)
+            if isinstance(outcome, Go) and there is not step:
+                stamped = msgspec.structs.replace(message, id=message.id or self.working.new_id(there.id))
+                self._arrival(step, there, outcome, stamped)
+                return None
+            self.working.add_message(there.get_memory_space(), there.id, message)
+        match outcome:
+            case Again():
+                return None
+            case Go():
+                if there is not step:
+                    self._arrival(step, there, outcome, None)
+                return None
+            case Reply():
+                return Done(outcome.text, outcome.content_type or self._type(step))
+            case DirectTo() | Finish():
+                text = outcome.content if isinstance(outcome.content, str) else decided.shown
+                return Done(text, outcome.content_type or self._type(step))
+
+    def _type(self, step: Step[Any, Any]) -> str:
+        return step._content_type or self.working.turn.visit.content_type or "text/plain"  # pyright: ignore[reportPrivateUsage]
+
+    def _target(self, step: Step[Any, Any], outcome: Any) -> Step[Any, Any] | None:
+        if not isinstance(outcome, (Go, DirectTo)):
+            return None
+        try:
+            return self.flow.get_step(outcome.target)
+        except FlowDefinitionError as error:
+            raise InvalidOutcomeError(
+                f"An outcome of {step.id} names a stage that {self.flow.id} does not register: {error.message}",
+                flow=self.flow.id,
+                stage=step.id,
+            ) from error
+
+    def _arrival(self, step: Step[Any, Any], target: Step[Any, Any], outcome: Go, message: Message | None) -> None:
+        content_type = outcome.content_type
+        if content_type is None and isinstance(target, TerminateSessionStep):
+            content_type = self._type(step)
+        self.working.turn.visit = VisitRecord(
+            stage=target.id,
+            prior=step.id,
+            crossing=True,
+            message=msgspec.to_builtins(message) if message else None,
+            content_type=content_type,
+        )
+
+    def _show(self, step: Step[Any, Any], decided: Decided, done: Done | None) -> None:
+        """What the unit shows from now on; a stage that is `off` shows only the turn's final message."""
+        mode = step.stream_mode or self.flow.stream_mode
+        self.working.observer.settle(done.message if done else "" if mode == "off" else decided.shown)
+
+    async def clean_up(self) -> None:
+        """Await what tool handlers asked for, on every path."""
+        if self.visit is not None:
+            await self.visit.clean_up()

@@ -1,0 +1,71 @@
+"""What a turn came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from stepwell.messages import JsonObject
+from stepwell.sessions import ModelUsage
+
+__all__ = ["TurnFailure", "TurnResult"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnFailure:
+    """Why a turn failed. `code` is stable; `message` holds no content of the conversation."""
+
+    code: str
+    message: str
+    retryable: bool = False
+    ids: Mapping[str, str | int] = field(default_factory=dict[str, "str | int"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnResult:
+    """The outcome of one turn.
+
+    Attributes:
+        success: Whether the turn came to its end.
+        completed: Whether the session is completed.
+        message: The last stage's reply, `""` where there is none.
+        content_type: MIME type of `message`.
+        session_id: The session, a new one where an ended one was continued.
+        previous_session_id: That ended one.
+        resumed: Whether the session existed before this turn.
+        run_id: The run.
+        invocation_id: The invocation.
+        current: Id of the cursor's stage.
+        status: `running`, `completed`, `aborted` or `suspended`.
+        usage: Tokens of this turn by `provider:name`.
+        units: Units committed by this turn.
+        error: Why it failed, or `None`.
+    """
+
+    success: bool
+    session_id: str
+    run_id: str
+    invocation_id: str
+    current: str
+    status: str
+    completed: bool = False
+    message: str = ""
+    content_type: str = "text/plain"
+    previous_session_id: str | None = None
+    resumed: bool = False
+    usage: Mapping[str, ModelUsage] = field(default_factory=dict[str, ModelUsage])
+    units: int = 0
+    error: TurnFailure | None = None
+
+    def to_json(self) -> JsonObject:
+        """As plain JSON."""
+        data: JsonObject = msgspec.to_builtins(self)
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TurnResult:
+        """From `to_json`."""
+        return msgspec.convert(data, cls)

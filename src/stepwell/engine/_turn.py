@@ -1,0 +1,700 @@
+"""One turn, from the input to the released lease.
+
+    acquire -> open (a commit) -> units (a commit each) -> close (the last unit's commit gives the lease up)
+
+There is no channel yet, so nothing is settled between the last unit's commit and the release, and they are one commit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import anyio
+import msgspec
+from anyio import CancelScope
+
+from stepwell._json import json_copy
+from stepwell.errors import (
+    CancelKind,
+    HandlerError,
+    IdempotencyConflictError,
+    InvalidInputError,
+    LeaseHeldError,
+    SessionBusyError,
+    SessionConflictError,
+    SessionExistsError,
+    StaleWriterError,
+    StepwellError,
+    StoreError,
+    TurnCancelledError,
+)
+from stepwell.flow import FlowDefinition
+from stepwell.messages import JsonObject, ToolResult, UserMessage
+from stepwell.sessions import (
+    Acquired,
+    InboxRow,
+    InboxUpdate,
+    Lease,
+    SessionHead,
+    StageRecord,
+    TurnRecord,
+    VisitRecord,
+    WorkflowRecord,
+)
+from stepwell.sessions.migrations import migrate_head
+
+from ._compaction import compact
+from ._events import Committed, TurnEvent, TurnFinished, TurnStarted, TurnStream
+from ._ids import new_id, session_id_from
+from ._machine import Done, FlowMachine
+from ._owner import owner_is_dead
+from ._result import TurnFailure, TurnResult
+from ._working import Working
+
+if TYPE_CHECKING:
+    from ._engine import Engine
+
+__all__ = ["Turn", "TurnInput"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnInput:
+    """What a caller asked for, checked."""
+
+    definition: FlowDefinition
+    message: UserMessage | None
+    session_id: str | None
+    config: JsonObject | None
+    key: str | None
+    on_busy: Literal["queue", "reject"]
+    busy_timeout: float
+
+    @property
+    def digest(self) -> bytes:
+        """Tells whether two inputs under one key are the same."""
+        content = msgspec.json.encode([self.definition.id, self.message, self.config], order="sorted")
+        return hashlib.sha256(content).hexdigest().encode()
+
+
+class Turn:
+    """A turn under way, or done. Iterate over it for its events; `result` is there after the last.
+
+    Attributes:
+        run_id: The run.
+        session_id: The session, once it is known.
+        result: The result, once the turn is done.
+    """
+
+    def __init__(self, engine: Engine, given: TurnInput, stream: TurnStream) -> None:
+        self.run_id = new_id()
+        self.invocation_id = new_id()
+        self.session_id = given.session_id or ""
+        self.result: TurnResult = cast("TurnResult", None)
+        self.error: BaseException | None = None
+        self.done = anyio.Event()
+        self.incarnation = ""
+        self.key_index: tuple[str, str | None, str] | None = None
+        self._engine = engine
+        self._given = given
+        self._stream = stream
+        self._scope = CancelScope()
+        self._cancel: tuple[CancelKind, str | None] | None = None
+        self._working: Working | None = None
+        self._machine: FlowMachine | None = None
+        self._lease: Lease | None = None
+        self._lease_until = 0.0
+        self._previous: str | None = None
+        self._resumed = False
+        self._units = 0
+
+    # -- for the caller
+
+    @property
+    def digest(self) -> bytes:
+        """Of the input."""
+        return self._given.digest
+
+    @property
+    def text(self) -> str:
+        """What a person should see of this turn now."""
+        return self._stream.visible
+
+    def __aiter__(self) -> Turn:
+        return self
+
+    async def __anext__(self) -> TurnEvent:
+        event = await self._stream.next()
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+    def cancel(self, kind: CancelKind = "user", reason: str | None = None) -> bool:
+        """Ask the turn to stop. `False`: it is done, or being cancelled already."""
+        if self._cancel is not None or self.done.is_set():
+            return False
+        self._cancel = (kind, reason)
+        if self._working is not None:
+            self._working.cancelled.set()
+        self._scope.cancel()
+        return True
+
+    # -- the task
+
+    async def main(self) -> None:
+        """Run the turn. Raises nothing: the outcome is in `result` and `error`."""
+        timeout = self._given.definition.cls.turn_timeout
+        timer = None
+        if timeout is not None:
+            clock = self._engine.clock
+            timer = clock.call_at(clock.monotonic() + timeout, lambda: self.cancel("deadline"))
+        try:
+            with self._scope:
+                self.result = await self._guarded()
+            if self.result is None:  # pyright: ignore[reportUnnecessaryComparison]
+                await self._cancelled()
+        except anyio.get_cancelled_exc_class():
+            # The engine itself goes down: leave the session for whoever comes next.
+            self._cancel = self._cancel or ("shutdown", None)
+            await self._cancelled()
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._engine.turn_done(self)
+            if self.result is not None:  # pyright: ignore[reportUnnecessaryComparison]
+                self._stream.emit(TurnFinished(self.result))
+            self._stream.close()
+            self.done.set()
+
+    async def _guarded(self) -> TurnResult:
+        try:
+            async with self._engine.line(self._given, self.session_id or None):
+                return await self._run()
+        except Exception as error:
+            if self._working is not None and self._working.head.turn is not None and self._lease is not None:
+                return await self._failed(error)
+            await self._give_up()
+            self.error = error
+            return self._result_of(error)
+
+    async def _run(self) -> TurnResult:
+        if (seen := await self._begin()) is not None:
+            return seen
+        return await self._units_until_done(compacting=True)
+
+    async def _units_until_done(self, *, compacting: bool) -> TurnResult:
+        _working, machine = self.working, cast("FlowMachine", self._machine)
+        while True:
+            done = await machine.advance()
+            if done is not None:
+                await machine.clean_up()
+                return await self._close(done, compacting)
+            await self._commit()
+            self._units += 1
+
+    @property
+    def working(self) -> Working:
+        """The session; only while the turn has one."""
+        return cast("Working", self._working)
+
+    # -- beginning
+
+    async def _begin(self) -> TurnResult | None:
+        """Acquire or create the session and open the turn; or the stored result of the same input."""
+        given, _engine = self._given, self._engine
+        target = given.session_id
+        if target is None:
+            target = session_id_from(given.definition.id, given.key) if given.key else None
+            if target is None or not await self._exists(target):
+                if await self._create(target or new_id()):
+                    return None
+        visited: set[str] = set()
+        while True:
+            assert target is not None
+            if given.key and (seen := await self._stored(target)) is not None:
+                return seen
+            acquired = await self._acquire(target)
+            head = await self._adopt(acquired)
+            if head.status in ("completed", "aborted"):
+                follow = await self._follow(head, visited)
+                if follow is None:
+                    return None
+                target = follow
+                continue
+            await self._recover()
+            if given.key and (seen := await self._stored(target)) is not None:
+                await self._give_up()
+                return seen
+            if not await self._restore():
+                return None
+            await self._open()
+            return None
+
+    async def _exists(self, session: str) -> bool:
+        return await self._engine.exists(session)
+
+    async def _create(self, session: str) -> bool:
+        """A new session, with the turn's opening commit. `False`: somebody else created it first."""
+        given, engine = self._given, self._engine
+        cls = given.definition.cls
+        now = engine.clock.time()
+        head = SessionHead(
+            id=session,
+            workflow=WorkflowRecord(
+                id=given.definition.id,
+                schema_version=cls.schema_version,
+                context={"config": given.config} if given.config is not None else {},
+            ),
+            created_at=round(now, 3),
+            previous=self._previous,
+        )
+        working = self._attach(head)
+        machine = self._machine = FlowMachine(given.definition, working)
+        await machine.build()
+        head.workflow.model = machine.flow.get_model_selection().to_json()
+        self._open_record(fresh=True)
+        try:
+            acquired = await engine.store.create(working.commit(), owner=engine.owner, ttl=engine.lease_ttl)
+        except SessionExistsError:
+            self._working = self._machine = None
+            return False
+        self._leased(acquired)
+        working.committed(acquired.revision)
+        self._tell_started()
+        return True
+
+    def _attach(self, head: SessionHead) -> Working:
+        engine = self._engine
+        working = self._working = Working(head, engine.clock, engine.providers, engine.store)
+        working.gateways = engine.gateways
+        working.begin(self._stream)
+        self.session_id = head.id
+        return working
+
+    async def _acquire(self, session: str) -> Acquired:
+        """Take the lease; wait for another process as long as the busy policy allows."""
+        engine, given = self._engine, self._given
+        warm = engine.warm.peek(session)
+        supersede: str | None = None
+        wait, until = 0.02, engine.clock.monotonic() + given.busy_timeout
+        while True:
+            try:
+                return await engine.store.acquire(
+                    session,
+                    engine.owner,
+                    ttl=engine.lease_ttl,
+                    known_revision=warm.revision if warm else None,
+                    known_incarnation=warm.incarnation if warm else None,
+                    supersede=supersede,
+                )
+            except LeaseHeldError as error:
+                if owner_is_dead(error.owner) and supersede != error.owner:
+                    supersede = error.owner
+                    continue
+                if given.on_busy == "reject" or engine.clock.monotonic() >= until:
+                    raise SessionBusyError(
+                        f"Session {session} is worked on by another process: try again when its turn is over.",
+                        session_id=session,
+                    ) from error
+                await engine.clock.sleep(wait)
+                wait = min(wait * 1.5, 0.5)
+
+    async def _adopt(self, acquired: Acquired) -> SessionHead:
+        """Take over what is stored: from the warm cache if that is current, else loaded and migrated."""
+        engine = self._engine
+        self._leased(acquired)
+        self._resumed = True
+        session = acquired.lease.session
+        warm = engine.warm.take(session)
+        if acquired.head is None and warm is not None:
+            working = self._working = warm.working
+            working.begin(self._stream)
+            self.session_id = session
+            self._check_flow(working.head)
+            return working.head
+        head = acquired.head
+        if head is None:
+            head, _ = await engine.store.load(session)
+        head.revision = acquired.revision
+        self._check_flow(head)
+        cls = self._given.definition.cls
+        if head.workflow.schema_version != cls.schema_version:
+            head = migrate_head(head, cls.schema_version, cls.migrations, flow_id=cls.id, aliases=cls.aliases)
+            head.revision = acquired.revision
+        head.workflow.id = cls.id
+        working = self._attach(head)
+        await working.load()
+        return head
+
+    def _check_flow(self, head: SessionHead) -> None:
+        if head.workflow.id not in self._given.definition.names:
+            raise InvalidInputError(
+                f"Session {head.id} belongs to flow {head.workflow.id}, not to {self._given.definition.id}: send it to "
+                "its own flow, or leave the session id out to start a new one.",
+                "/session_id",
+                session_id=head.id,
+                flow=self._given.definition.id,
+            )
+
+    async def _follow(self, head: SessionHead, visited: set[str]) -> str | None:
+        """An ended session does not resume: go to its successor, or create it. `None`: created and opened."""
+        engine = self._engine
+        lease, working = cast("Lease", self._lease), self.working
+        visited.add(head.id)
+        successor = head.successor
+        if successor is not None and successor not in visited and await engine.exists(successor):
+            await self._give_up()
+            self._previous = head.id
+            return successor
+        head.successor = new_id()
+        revision = await engine.store.save(lease, working.commit(release=True), head.revision)
+        working.committed(revision)
+        self._lease = None
+        self._previous = head.id
+        self._resumed = False
+        await self._create(head.successor)
+        return None
+
+    async def _recover(self) -> None:
+        """A turn was left open by a process that died: its units go on where they were committed."""
+        if self.working.head.turn is None:
+            return
+        mine = self.run_id, self.invocation_id
+        machine = self._machine = FlowMachine(self._given.definition, self.working)
+        await machine.build()
+        machine.restored = True
+        turn = self.working.turn
+        self.working.visit = turn.visit
+        self.run_id, self.invocation_id = turn.run, turn.invocation
+        self.working.log("warning", "an open turn of a process that ended is finished first", {"run": turn.run})
+        # Its output belongs to that run, not to the one that is about to begin.
+        self.working.begin(TurnStream())
+        try:
+            await self._units_until_done(compacting=False)
+        except Exception as error:
+            await self._failed(error, keep_lease=True)
+        finally:
+            self.run_id, self.invocation_id = mine
+            self._units = 0
+            self.working.begin(self._stream)
+
+    async def _restore(self) -> bool:
+        """Build the flow on the stored session. `False`: it wanted a fresh one, which is open now."""
+        given, working = self._given, self.working
+        machine = self._machine = FlowMachine(given.definition, working)
+        head = working.head
+        if "on_restore_session" in given.definition.hooks:
+            document = json_copy(msgspec.to_builtins(head))
+            restored = await machine.flow.on_restore_session(document)
+            if restored is None:
+                head.status = "aborted"
+                working.log("info", "on_restore_session started a fresh session")
+                await self._follow(head, set())
+                return False
+            _reshape(working, restored)
+        await machine.build()
+        machine.restored = True
+        if given.config is not None and given.config != head.workflow.context.get("config"):
+            working.log("warning", "a config on a later turn is ignored; the first turn's stays")
+        return True
+
+    def _open_record(self, *, fresh: bool) -> None:
+        given, working = self._given, self.working
+        message = given.message
+        turn = TurnRecord(
+            run=self.run_id,
+            invocation=self.invocation_id,
+            visit=VisitRecord(stage=working.current, fresh=fresh, crossing=fresh),
+            key=given.key,
+        )
+        if given.key is not None:
+            working.consume(InboxRow(given.key, "input", given.digest, "taken"))
+            working.consume(InboxUpdate(given.key, "taken"))
+            if message is not None:
+                message = msgspec.structs.replace(message, id=hashlib.sha256(given.key.encode()).hexdigest()[:8])
+        cast("FlowMachine", self._machine).open(turn, message)
+
+    async def _open(self) -> None:
+        self._open_record(fresh=False)
+        await self._commit()
+        self._tell_started()
+
+    def _tell_started(self) -> None:
+        self._stream.emit(TurnStarted(self.session_id, self.run_id, self.invocation_id, self._given.definition.id))
+
+    async def _stored(self, session: str) -> TurnResult | None:
+        """The result of the same input, if it was given before and is done."""
+        given = self._given
+        row = await self._engine.store.inbox_get(session, cast("str", given.key))
+        if row is None:
+            return None
+        if row.payload != given.digest:
+            raise IdempotencyConflictError(
+                "This idempotency key was used with another message or config: use a new key for a new input.",
+                session_id=session,
+            )
+        if row.state != "done" or row.result is None:
+            return None
+        self.session_id = session
+        return TurnResult.from_json(msgspec.json.decode(row.result))
+
+    # -- commits
+
+    def _leased(self, acquired: Acquired) -> None:
+        self._lease = acquired.lease
+        self.incarnation = acquired.lease.incarnation
+        self._lease_until = self._engine.clock.monotonic() + self._engine.lease_ttl
+
+    async def renew(self) -> None:
+        """Extend the lease; the turn ends as `lost` if it is not ours any more."""
+        lease = self._lease
+        if lease is None:
+            return
+        asked = self._engine.clock.monotonic()
+        try:
+            renewed = await self._engine.store.renew(lease, ttl=self._engine.lease_ttl)
+        except StaleWriterError:
+            self.cancel("lost", "the lease was taken over")
+        except StoreError:
+            if self._engine.clock.monotonic() >= self._lease_until:
+                self.cancel("lost", "the lease ran out while the store was unreachable")
+        else:
+            if self._lease is lease:
+                self._lease = renewed
+                self._lease_until = asked + self._engine.lease_ttl
+
+    async def _commit(self, *, release: bool = False) -> None:
+        """One unit into the store, guarded by revision and epoch.
+
+        The commit is shielded: a cancel that comes meanwhile is honoured at the next await, with the unit stored.
+        """
+        working, lease = self.working, cast("Lease", self._lease)
+        engine = self._engine
+        if engine.clock.monotonic() >= self._lease_until:
+            # Every writer stops by its own clock, before the store would have to tell it.
+            raise StaleWriterError("The lease ran out before it could be renewed.", session_id=self.session_id)
+        step = working.step_id
+        commit = working.commit(release=release)
+        expected = working.head.revision
+        with CancelScope(shield=True):
+            revision = await self._save(lease, commit, expected)
+        working.committed(revision)
+        if release:
+            self._lease = None
+        self._stream.emit(Committed(step, revision))
+
+    async def _save(self, lease: Lease, commit: Any, expected: int) -> int:
+        store, clock = self._engine.store, self._engine.clock
+        lost: StoreError | None = None
+        while True:
+            try:
+                return await store.save(lease, commit, expected)
+            except SessionConflictError:
+                # A lost answer: it was ours if the revision is the next one and the epoch is ours.
+                if lost is not None:
+                    head, holder = await store.load(lease.session)
+                    ours = commit.release or (holder is not None and holder.epoch == lease.epoch)
+                    if head.revision == expected + 1 and ours:
+                        return head.revision
+                raise
+            except StoreError as error:
+                if not error.retryable or clock.monotonic() >= self._lease_until:
+                    raise
+                lost = error
+                await clock.sleep(0.05)
+
+    # -- ends
+
+    async def _close(self, done: Done, compacting: bool) -> TurnResult:
+        """The last unit's commit: the turn record goes, and with it the lease unless there is compaction to do."""
+        working = self.working
+        turn = working.turn
+        machine = cast("FlowMachine", self._machine)
+        self._units += 1
+        result = self._success(done, turn)
+        self._settle_input(turn, result)
+        working.head.turn = None
+        rules = machine.flow.memory.rules if compacting and working.head.status == "running" else {}
+        due = [rule for rule in rules.values() if working.head.memories.get(rule.ns)]
+        await self._commit(release=compacting and not due)
+        if due:
+            if await compact(working, due, lambda: self._engine.waiting(self.session_id)):
+                await self._commit(release=True)
+            else:
+                await self._give_up()
+        if compacting:
+            self._keep_warm()
+        return result
+
+    def _success(self, done: Done, turn: TurnRecord) -> TurnResult:
+        working = self.working
+        return TurnResult(
+            success=True,
+            completed=working.completed,
+            message=done.message,
+            content_type=done.content_type,
+            session_id=self.session_id,
+            previous_session_id=self._previous,
+            resumed=self._resumed,
+            run_id=self.run_id,
+            invocation_id=self.invocation_id,
+            current=working.current,
+            status=working.head.status,
+            usage=turn.usage,
+            units=self._units,
+        )
+
+    def _settle_input(self, turn: TurnRecord, result: TurnResult) -> None:
+        """The input's row gets the result; one that failed for now may run again."""
+        if turn.key is None:
+            return
+        again = result.error is not None and result.error.retryable
+        data = None if again else msgspec.json.encode(result)
+        self.working.consume(InboxUpdate(turn.key, "new" if again else "done", data))
+
+    def _keep_warm(self) -> None:
+        working = self._working
+        if working is not None and working.head.status == "running" and working.head.turn is None:
+            self._engine.keep_warm(self)
+
+    async def _failed(self, error: Exception, *, keep_lease: bool = False) -> TurnResult:
+        """Roll back to the last committed unit, give every open call a result, say why, release."""
+        self.error = error
+        working = self.working
+        if isinstance(error, (StaleWriterError, SessionConflictError)):
+            # Fenced out: whoever has the session now goes on from the last commit; nothing may be written here.
+            self._lease = None
+            return self._result_of(error)
+        machine = cast("FlowMachine", self._machine)
+        self._stream.blank()
+        with CancelScope(shield=True):
+            abort = False
+            try:
+                await machine.clean_up()
+                abort = await machine.flow.on_turn_error(error) == "abort"
+            except Exception as broken:
+                working.log("error", "clean-up or on_turn_error raised", {"error": type(broken).__name__})
+            return await self._close_failed(error, abort, None, release=not keep_lease)
+
+    async def _close_failed(
+        self, error: Exception, abort: bool, kind: CancelKind | None, *, release: bool = True
+    ) -> TurnResult:
+        working, machine = self.working, cast("FlowMachine", self._machine)
+        batch = machine.visit.batch if machine.visit else None
+        await working.forget()
+        turn = working.head.turn
+        if turn is None:
+            await self._give_up()
+            return self._result_of(error)
+        step = machine.flow.get_step(turn.visit.stage)
+        ns = step.get_memory_space()
+        for call in working.open_calls(ns):
+            ran = batch.finished.get(call.id) if batch else None
+            if ran is not None:
+                if ran.scope is not None:
+                    working.apply(ran.scope)
+                working.add_message(ns, step.id, ran.result)
+                continue
+            began = batch is not None and call.id in batch.started
+            outcome: Literal["unknown", "not_run"] = "unknown" if began else "not_run"
+            text = (
+                "The turn ended while this call was running: whether it had an effect is unknown. Do not repeat it blindly."
+                if began
+                else "The turn ended before this call was run."
+            )
+            working.add_message(
+                ns, step.id, ToolResult(call=call.id, name=call.name, content={"error": text}, outcome=outcome)
+            )
+        failure = failure_of(error)
+        working.log(
+            "info" if kind else "error",
+            f"turn cancelled ({kind})" if kind else "turn failed",
+            {"code": failure.code, "run": self.run_id, "stage": step.id},
+        )
+        if abort:
+            working.head.status = "aborted"
+        result = self._result_of(error, turn)
+        self._settle_input(turn, result)
+        working.head.turn = None
+        await self._commit(release=release)
+        return result
+
+    def _result_of(self, error: Exception, turn: TurnRecord | None = None) -> TurnResult:
+        working = self._working
+        known = working is not None and bool(working.head.revision)
+        return TurnResult(
+            success=False,
+            session_id=self.session_id if known or self._given.session_id else "",
+            previous_session_id=self._previous,
+            resumed=self._resumed,
+            run_id=self.run_id,
+            invocation_id=self.invocation_id,
+            current=working.current if known and working else "",
+            status=working.head.status if known and working else "running",
+            usage=turn.usage if turn else {},
+            units=self._units,
+            error=failure_of(error),
+        )
+
+    async def _cancelled(self) -> None:
+        """The turn was cancelled: record it, unless somebody else is to go on with it."""
+        kind, reason = self._cancel or ("shutdown", None)
+        error = TurnCancelledError(
+            f"The turn was cancelled ({kind}).", kind, reason, session_id=self.session_id or None, run_id=self.run_id
+        )
+        self.error = error
+        grace = self._given.definition.cls.cancellation_grace
+        with anyio.move_on_after(grace, shield=True):
+            try:
+                machine = self._machine
+                if machine is not None:
+                    await machine.clean_up()
+                open_turn = self._working is not None and self._working.head.turn is not None
+                if open_turn and self._lease is not None and kind not in ("shutdown", "lost"):
+                    self.result = await self._close_failed(error, False, kind)
+                    return
+                await self._give_up()
+            except Exception as broken:
+                self._engine.report("a cancelled turn could not be closed", broken, self.session_id)
+        self.result = self._result_of(error)
+
+    async def _give_up(self) -> None:
+        """Let the lease go without a commit; a turn record that is stored stays for whoever comes next."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            try:
+                with CancelScope(shield=True):
+                    await self._engine.store.release(lease)
+            except StoreError as error:
+                self._engine.report("a lease could not be released and will run out", error, self.session_id)
+
+
+def failure_of(error: Exception) -> TurnFailure:
+    """The public form of an error: nothing of the conversation in it."""
+    if isinstance(error, StepwellError):
+        return TurnFailure(code=error.code, message=error.message, retryable=error.retryable, ids=error.ids)
+    wrapped = wrap(error)
+    return TurnFailure(code=wrapped.code, message=wrapped.message, ids=wrapped.ids)
+
+
+def wrap(error: Exception) -> StepwellError:
+    """An error of the author's code as a typed one, with the cause attached."""
+    if isinstance(error, StepwellError):
+        return error
+    wrapped = HandlerError(
+        f"A hook raised {type(error).__name__}: its traceback is in the log; the session is as it was before the unit."
+    )
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _reshape(working: Working, document: Any) -> None:
+    """Take from `on_restore_session` what it may change."""
+    head = working.head
+    head.stages = msgspec.convert(json_copy(document.get("stages", {})), dict[str, StageRecord])
+    head.workflow.context = json_copy(document.get("workflow", {}).get("context", {}))
+    for ns in list(head.memories):
+        if ns not in document.get("memories", {}):
+            working.cut(ns, 0)

@@ -1,0 +1,485 @@
+"""A session while somebody works on it: head, histories, and what the next commit will carry."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any, Literal, cast
+
+import msgspec
+
+from stepwell._clock import Clock
+from stepwell._json import deep_merge, json_copy
+from stepwell.errors import HandlerError, HistoryError
+from stepwell.loop import CallScope, VisitState
+from stepwell.messages import (
+    AssistantMessage,
+    HistoryCheck,
+    JsonObject,
+    JsonValue,
+    Message,
+    ToolCall,
+    ToolResult,
+    Usage,
+    UserMessage,
+    encode_message,
+    gen_message_id,
+)
+from stepwell.models import LlmType, ModelGateway, ModelSelection
+from stepwell.models.providers import Providers
+from stepwell.sessions import (
+    Commit,
+    InboxRow,
+    InboxUpdate,
+    LogEntry,
+    MemoryHead,
+    ModelUsage,
+    NewMessage,
+    SequenceEntry,
+    SessionHead,
+    SessionStore,
+    StageRecord,
+    TurnRecord,
+)
+
+from ._events import TurnStream
+
+__all__ = ["History", "Scope", "Working"]
+
+StateOp = Literal["save", "merge", "remove"]
+
+_scope: ContextVar[Scope | None] = ContextVar("stepwell_call_scope", default=None)
+
+
+class Scope:
+    """The staged writes of one tool call; implements `CallScope`.
+
+    Reads go through the scopes before it to the state before the batch. Writes are kept as operations, so that they
+    can be applied in call order whatever order the calls ended in.
+    """
+
+    __slots__ = ("closed", "messages", "ops", "overlay", "parent", "working")
+
+    def __init__(self, working: Working, parent: Scope | None) -> None:
+        self.working = working
+        self.parent = parent
+        self.ops: list[tuple[Any, ...]] = []
+        self.overlay: dict[str, JsonObject] = {}
+        self.messages: dict[str, list[Message]] = {}
+        self.closed = False
+
+    @contextmanager
+    def active(self) -> Any:
+        """See `CallScope`."""
+        token = _scope.set(self)
+        try:
+            yield
+        finally:
+            _scope.reset(token)
+
+    def close(self) -> None:
+        """See `CallScope`."""
+        self.closed = True
+
+    def record(self, *op: Any) -> None:
+        """Stage one write."""
+        if self.closed:
+            raise HandlerError(
+                "A tool handler that has ended, or was cancelled, tried to write: its writes no longer count."
+            )
+        self.ops.append(op)
+
+    def state(self, stage: str) -> JsonObject | None:
+        """What this call, or those it reads from, staged of a stage's state."""
+        scope: Scope | None = self
+        while scope is not None:
+            if (found := scope.overlay.get(stage)) is not None:
+                return found
+            scope = scope.parent
+        return None
+
+    def staged(self, ns: str) -> list[Message]:
+        """Messages staged for a namespace, oldest first."""
+        before = self.parent.staged(ns) if self.parent else []
+        return before + self.messages.get(ns, [])
+
+
+class History:
+    """The messages of one namespace, as far as this process has them: all that the model is shown.
+
+    A message that comes while calls wait for their results waits behind them (`deferred`): so whatever a hook writes in
+    the middle of a batch, providers accept the history.
+    """
+
+    __slots__ = ("check", "deferred", "messages")
+
+    def __init__(self, messages: Sequence[Message] = ()) -> None:
+        self.messages: list[Message] = []
+        self.check = HistoryCheck()
+        self.deferred: list[Message] = []
+        for message in messages:
+            self.check.add(message)
+            self.messages.append(message)
+
+    @property
+    def open(self) -> list[ToolCall]:
+        """The newest reply's calls that have no result."""
+        if not self.check.open:
+            return []
+        for message in reversed(self.messages):
+            if isinstance(message, AssistantMessage):
+                return [call for call in message.calls if call.id in self.check.open]
+        return []
+
+
+def apply_op(state: JsonObject, op: StateOp, value: Any) -> JsonObject:
+    """A stage's state after one write; the given one is not changed."""
+    changed = dict(state)
+    if op == "save":
+        changed.update(value)
+    elif op == "remove":
+        changed.pop(value, None)
+    else:
+        for key in value:
+            if key in changed:
+                changed[key] = json_copy(changed[key])
+        deep_merge(changed, value)
+    return changed
+
+
+class Working:
+    """Implements `UnitRuntime` over a session's head.
+
+    Everything that changes between two commits is here and nowhere else: `commit()` collects it, `forget()` drops it.
+    Usage and log lines survive a roll-back: they happened.
+    """
+
+    def __init__(self, head: SessionHead, clock: Clock, providers: Providers, store: SessionStore) -> None:
+        self.head = head
+        self.clock = clock
+        self.providers = providers
+        self.store = store
+        self.histories: dict[str, History] = {}
+        self.observer = TurnStream()
+        self.visit: VisitState = cast("VisitState", None)
+        self.run_id = ""
+        self.step_id = ""
+        self.cancelled = threading.Event()
+        self.executing = head.workflow.current
+        self.gateways: dict[ModelSelection, ModelGateway] = {}
+        self._transient: dict[str, JsonObject] = {}
+        self._new: list[NewMessage] = []
+        self._first: dict[str, int] = {}
+        self._sequence: list[SequenceEntry] = []
+        self._log: list[LogEntry] = []
+        self._inbox: list[InboxUpdate | InboxRow] = []
+        self._spent: list[tuple[str, Usage | None]] = []
+
+    def begin(self, observer: TurnStream) -> None:
+        """A turn starts on this session."""
+        self.observer = observer
+        self.cancelled = threading.Event()
+        self._transient = {}
+        observer.warnings = lambda text, data: self.log("warning", text, data)
+
+    @property
+    def turn(self) -> TurnRecord:
+        """The open turn."""
+        turn = self.head.turn
+        assert turn is not None
+        return turn
+
+    # -- Runtime: reading
+
+    @property
+    def session_id(self) -> str:
+        """See `Runtime`."""
+        return self.head.id
+
+    @property
+    def context(self) -> JsonObject:
+        """See `Runtime`."""
+        return self.head.workflow.context
+
+    @property
+    def current(self) -> str:
+        """See `Runtime`."""
+        return self.head.workflow.current
+
+    @property
+    def completed(self) -> bool:
+        """See `Runtime`."""
+        return self.head.status == "completed"
+
+    def now(self) -> float:
+        """See `Runtime`."""
+        return self.clock.time()
+
+    def session(self) -> Mapping[str, Any]:
+        """See `Runtime`."""
+        return _frozen(msgspec.to_builtins(self.head))
+
+    def state(self, stage: str) -> JsonObject:
+        """See `Runtime`."""
+        if (scope := _scope.get()) is not None and (staged := scope.state(stage)) is not None:
+            return staged
+        record = self.head.stages.get(stage)
+        return record.state if record else {}
+
+    def messages(self, ns: str) -> Sequence[Message]:
+        """See `Runtime`."""
+        history = self.histories.get(ns)
+        known = history.messages if history else []
+        staged = [] if (scope := _scope.get()) is None else scope.staged(ns)
+        waiting = history.deferred if history else []
+        return [*known, *waiting, *staged] if staged or waiting else known
+
+    def transient(self, stage: str) -> JsonObject:
+        """See `Runtime`."""
+        return self._transient.setdefault(stage, {})
+
+    def stored_model(self, stage: str) -> JsonObject | None:
+        """See `Runtime`."""
+        record = self.head.stages.get(stage)
+        return record.model if record else None
+
+    def llm_type(self, provider: str) -> LlmType:
+        """See `Runtime`."""
+        return self.providers.llm_type(provider)
+
+    # -- Runtime: writing
+
+    def write_state(self, stage: str, op: StateOp, value: Any) -> None:
+        """See `Runtime`."""
+        changed = apply_op(self.state(stage), op, value)
+        changed["_saved_at"] = round(self.clock.time(), 3)
+        if (scope := _scope.get()) is not None:
+            scope.record("state", stage, op, value)
+            scope.overlay[stage] = changed
+        else:
+            self.head.stages.setdefault(stage, StageRecord()).state = changed
+
+    def add_message(self, ns: str, stage: str, message: Message) -> Message:
+        """See `Runtime`."""
+        if not message.id:
+            message = cast("Message", msgspec.structs.replace(message, id=self.new_id(stage)))
+        if (scope := _scope.get()) is not None:
+            scope.record("message", ns, stage, message)
+            scope.messages.setdefault(ns, []).append(message)
+            return message
+        history = self.histories.get(ns)
+        if history is None:
+            history = self.histories[ns] = History()
+        if history.check.open and not isinstance(message, ToolResult):
+            HistoryCheck().add(message)  # it must be acceptable by itself, now, where its author can be told
+            history.deferred.append(message)
+            return message
+        self._append(ns, history, message)
+        if history.deferred and not history.check.open:
+            waiting, history.deferred = history.deferred, []
+            for late in waiting:
+                self._append(ns, history, late)
+        return message
+
+    def _append(self, ns: str, history: History, message: Message) -> None:
+        history.check.add(message)
+        data = encode_message(message)
+        memory = self.head.memories.get(ns)
+        if memory is None:
+            memory = self.head.memories[ns] = MemoryHead()
+        self._new.append(NewMessage(ns, memory.next, data))
+        memory.next += 1
+        history.messages.append(message)
+
+    def replace_last(self, ns: str, message: Message) -> None:
+        """See `UnitRuntime`."""
+        history = self.histories[ns]
+        position = self.head.memories[ns].next - 1
+        for index, row in enumerate(self._new):
+            if row.ns == ns and row.position == position:
+                self._new[index] = NewMessage(ns, position, encode_message(message))
+                history.messages[-1] = message
+                return
+        raise HistoryError("The newest message is already stored and cannot be replaced.")
+
+    def erase(self, ns: str) -> None:
+        """See `Runtime`."""
+        if (scope := _scope.get()) is not None:
+            scope.record("erase", ns)
+            scope.messages[ns] = []
+            return
+        self.cut(ns, 0)
+
+    def cut(self, ns: str, keep: int) -> None:
+        """Drop all messages of a namespace but the `keep` newest; an exchange with open calls always stays whole."""
+        history = self.histories.get(ns)
+        memory = self.head.memories.get(ns)
+        if history is None or memory is None:
+            return
+        if history.check.open:
+            # Providers want a user message first: keep from the one that this exchange answers.
+            newest = range(len(history.messages) - 1, -1, -1)
+            start = next((i for i in newest if isinstance(history.messages[i], UserMessage)), 0)
+            keep = max(keep, len(history.messages) - start)
+        drop = len(history.messages) - keep
+        if drop <= 0:
+            return
+        del history.messages[:drop]
+        memory.first += drop
+        if keep == 0:
+            memory.summary = None
+        self._first[ns] = memory.first
+        self._new = [row for row in self._new if row.ns != ns or row.position >= memory.first]
+
+    def mark_completed(self) -> None:
+        """See `Runtime`."""
+        if (scope := _scope.get()) is not None:
+            scope.record("completed")
+        else:
+            self.head.status = "completed"
+
+    def log(self, level: Literal["debug", "info", "warning", "error"], text: str, data: JsonValue = None) -> None:
+        """See `Runtime`."""
+        self._log.append(LogEntry(level, round(self.clock.time(), 3), text, json_copy(data)))
+
+    # -- UnitRuntime
+
+    def new_id(self, stage: str) -> str:
+        """See `UnitRuntime`."""
+        return gen_message_id(stage, self.clock.time())
+
+    def gateway(self, selection: ModelSelection) -> ModelGateway:
+        """See `LoopHost`. Checked once per selection and engine."""
+        found = self.gateways.get(selection)
+        if found is None:
+            self.providers.validate(selection)
+            found = self.gateways[selection] = self.providers.gateway(selection)
+        return found
+
+    def with_summary(self, ns: str, prompt: str | None) -> str | None:
+        """See `UnitRuntime`."""
+        memory = self.head.memories.get(ns)
+        if memory is None or memory.summary is None:
+            return prompt
+        summary = f"Summary of the conversation so far:\n{memory.summary.text}"
+        return f"{prompt}\n\n{summary}" if prompt else summary
+
+    def spent(self) -> int:
+        """See `LoopHost`."""
+        return self.turn.tokens
+
+    def add_usage(self, selection: ModelSelection, usage: Usage | None) -> None:
+        """See `LoopHost`."""
+        self._spent.append((selection.id, usage))
+        self._count(selection.id, usage)
+
+    def _count(self, model: str, usage: Usage | None) -> None:
+        tables = [self.head.usage]
+        if self.head.turn is not None:
+            tables.append(self.head.turn.usage)
+            self.head.turn.tokens += (usage.total or 0) if usage else 0
+        for table in tables:
+            entry = table.get(model)
+            if entry is None:
+                entry = table[model] = ModelUsage()
+            entry.attempts += 1
+            if usage is None:
+                entry.unknown += 1
+            else:
+                entry.usage = entry.usage + usage
+
+    def open_call(self, call: ToolCall, after: CallScope | None) -> CallScope:
+        """See `LoopHost`."""
+        return Scope(self, cast("Scope | None", after))
+
+    def open_calls(self, ns: str) -> Sequence[ToolCall]:
+        """See `UnitRuntime`."""
+        history = self.histories.get(ns)
+        return history.open if history else []
+
+    def apply(self, scope: CallScope) -> None:
+        """See `UnitRuntime`."""
+        for op in cast("Scope", scope).ops:
+            match op:
+                case ("state", stage, kind, value):
+                    self.write_state(stage, kind, value)
+                case ("message", ns, stage, message):
+                    self.add_message(ns, stage, message)
+                case ("erase", ns):
+                    self.erase(ns)
+                case _:
+                    self.mark_completed()
+
+    # -- commits
+
+    def enter(self, stage: str) -> None:
+        """The cursor moves; the sequence says so."""
+        self.head.workflow.current = stage
+        self._sequence.append(SequenceEntry(stage, round(self.clock.time(), 3)))
+
+    def consume(self, update: InboxUpdate | InboxRow) -> None:
+        """Change an inbox row with the next commit."""
+        self._inbox.append(update)
+
+    def commit(self, *, release: bool = False) -> Commit:
+        """All that happened since the last one."""
+        now = self.clock.time()
+        self.head.saved_at = round(now, 3)
+        return Commit(
+            head=self.head,
+            messages=self._new,
+            first=self._first,
+            sequence=self._sequence,
+            log=self._log,
+            inbox=self._inbox,
+            release=release,
+        )
+
+    def committed(self, revision: int) -> None:
+        """The commit is in the store."""
+        self.head.revision = revision
+        if self._new:
+            self._new = []
+        if self._first:
+            self._first = {}
+        if self._sequence:
+            self._sequence = []
+        if self._log:
+            self._log = []
+        if self._inbox:
+            self._inbox = []
+        if self._spent:
+            self._spent = []
+
+    async def forget(self) -> None:
+        """Roll back to the last commit; usage and log lines of what failed stay."""
+        spent, log = self._spent, self._log
+        self.committed(self.head.revision)
+        head, _ = await self.store.load(self.head.id)
+        self.head = head
+        self.histories = {}
+        await self.load()
+        self._log = log
+        self._spent = spent
+        for model, usage in spent:
+            self._count(model, usage)
+        if head.turn is not None:
+            self.visit = head.turn.visit
+
+    async def load(self) -> None:
+        """Read the histories that this process does not have yet."""
+        for ns, memory in self.head.memories.items():
+            if ns not in self.histories:
+                rows = await self.store.load_messages(self.head.id, ns, first=memory.first)
+                self.histories[ns] = History([row.message for row in rows])
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        return MappingProxyType({k: _frozen(v) for k, v in cast("dict[str, Any]", value).items()})
+    if isinstance(value, list):
+        return tuple(_frozen(item) for item in cast("list[Any]", value))
+    return value

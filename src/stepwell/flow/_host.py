@@ -1,0 +1,128 @@
+"""A step as the model loop sees it: hooks combined, stage first, then flow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stepwell.flow._definition import FlowDefinition, StepDefinition
+from stepwell.flow._runtime import UnitRuntime
+from stepwell.flow._step import Step
+from stepwell.loop import CallScope, LlmAttemptErrorContext, LlmBlockedContext, LlmErrorContext
+from stepwell.messages import JsonObject, JsonValue, Message, ToolCall, ToolOutcome, ToolResult, Usage
+from stepwell.models import Candidate, ModelGateway, ModelSelection, ToolSchema
+from stepwell.stage import Stage
+from stepwell.tools import Handler, ToolDefinition
+
+__all__ = ["StepHost"]
+
+
+class StepHost:
+    """Implements `LoopHost` for one step in one unit."""
+
+    allow_alternate_attempts = False
+
+    def __init__(self, step: Step[Any, Any], definition: FlowDefinition, runtime: UnitRuntime) -> None:
+        flow = step.flow
+        self.step = step
+        self.runtime = runtime
+        self.built: StepDefinition = definition.steps[type(step)]
+        self.ns = step.get_memory_space()
+        self.stage_id = step.id
+        self.policy = step.get_llm_call_policy()
+        self.selection = step.get_model_selection()
+        self.stream_mode = step.stream_mode or flow.stream_mode
+        self.stream_partial_objects = _first(step.stream_partial_objects, flow.stream_partial_objects)
+        self.parallel_tools = _first(step.parallel_tools, flow.parallel_tools)
+        self.tool_errors = step.tool_errors or flow.tool_errors
+        self.visit = runtime.visit
+        self.clock = runtime.clock
+        self.observer = runtime.observer
+        self.run_id = runtime.run_id
+        self.step_id = runtime.step_id
+        self.conversation = runtime.session_id
+        self.cancelled = runtime.cancelled
+
+    def prompt(self) -> str | None:
+        """The system prompt, with the summary of what was compacted."""
+        return self.runtime.with_summary(self.ns, self.step.get_prompt())
+
+    def history(self) -> Sequence[Message]:
+        """See `LoopHost`."""
+        return self.runtime.messages(self.ns)
+
+    def exposed(self) -> Sequence[ToolSchema]:
+        """See `LoopHost`."""
+        return self.built.exposed(self.step)
+
+    def output_schema(self) -> JsonObject | None:
+        """See `LoopHost`."""
+        return self.built.output.schema if self.built.output else None
+
+    def parse_output(self, text: str) -> JsonValue:
+        """See `LoopHost`."""
+        return self.built.output.parse(text) if self.built.output else text
+
+    def gateway(self, selection: ModelSelection) -> ModelGateway:
+        """See `LoopHost`."""
+        return self.runtime.gateway(selection)
+
+    def spent(self) -> int:
+        """See `LoopHost`."""
+        return self.runtime.spent()
+
+    def add_usage(self, selection: ModelSelection, usage: Usage | None) -> None:
+        """See `LoopHost`."""
+        self.runtime.add_usage(selection, usage)
+
+    def check_response(self, candidate: Candidate) -> bool:
+        """See `LoopHost`."""
+        return self.step.check_response(candidate)
+
+    def should_retry_llm_error(self, context: LlmAttemptErrorContext) -> bool | None:
+        """See `LoopHost`."""
+        decided = self.step.should_retry_llm_error(context)
+        return decided if decided is not None else self.step.flow.should_retry_llm_error(context)
+
+    async def on_llm_blocked(self, context: LlmBlockedContext) -> Any:
+        """See `LoopHost`."""
+        decided = await self.step.on_llm_blocked(context)
+        return decided if decided is not None else await self.step.flow.on_llm_blocked(context)
+
+    async def on_llm_error(self, context: LlmErrorContext) -> Any:
+        """See `LoopHost`."""
+        decided = await self.step.on_llm_error(context)
+        return decided if decided is not None else await self.step.flow.on_llm_error(context)
+
+    def handler(self, name: str) -> tuple[Handler, ToolDefinition | None] | None:
+        """See `LoopHost`."""
+        handler = self.built.table.handlers.get(name)
+        if handler is None or all(schema.name != name for schema in self.exposed()):
+            return None
+        return handler, self.built.tools[name][0]
+
+    def batch_handler(self, names: frozenset[str]) -> Handler | None:
+        """See `LoopHost`."""
+        return self.built.table.find(names)
+
+    def bound(self, handler: Handler) -> Any:
+        """See `LoopHost`."""
+        return getattr(self.step, handler.name)
+
+    def open_call(self, call: ToolCall, after: CallScope | None) -> CallScope:
+        """See `LoopHost`."""
+        return self.runtime.open_call(call, after)
+
+    def is_outcome_target(self, value: Any) -> bool:
+        """See `LoopHost`."""
+        return isinstance(value, type) and issubclass(value, Stage)
+
+    def result(self, call: ToolCall, content: JsonValue, outcome: ToolOutcome) -> ToolResult:
+        """See `LoopHost`."""
+        return ToolResult(
+            id=self.runtime.new_id(self.stage_id), call=call.id, name=call.name, content=content, outcome=outcome
+        )
+
+
+def _first(value: bool | None, default: bool) -> bool:
+    return default if value is None else value

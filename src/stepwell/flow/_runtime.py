@@ -1,0 +1,136 @@
+"""What a flow and its steps need from whoever runs them. The engine implements it; nothing else does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from stepwell._clock import Clock
+from stepwell.loop import CallScope, LoopObserver, VisitState
+from stepwell.messages import JsonObject, JsonValue, Message, ToolCall, Usage
+from stepwell.models import LlmType, ModelGateway, ModelSelection
+
+__all__ = ["Runtime", "StateOp", "UnitRuntime"]
+
+StateOp = Literal["save", "merge", "remove"]
+
+
+class Runtime(Protocol):
+    """One turn of one session, as its flow sees it.
+
+    Reads give what the calling tool handler, if there is one, has staged itself; writes are staged for it.
+    """
+
+    session_id: str
+    context: JsonObject
+
+    def now(self) -> float:
+        """Unix time in seconds."""
+        ...
+
+    def session(self) -> Mapping[str, Any]:
+        """A frozen view of the session document."""
+        ...
+
+    def state(self, stage: str) -> JsonObject:
+        """A stage's state. Not to be changed by the caller."""
+        ...
+
+    def write_state(self, stage: str, op: StateOp, value: Any) -> None:
+        """Change a stage's state: `save` and `merge` take a patch, `remove` a key."""
+        ...
+
+    def messages(self, ns: str) -> Sequence[Message]:
+        """The messages of a namespace."""
+        ...
+
+    def add_message(self, ns: str, stage: str, message: Message) -> Message:
+        """Append a message; mints its id. Behind the results of open calls, if there are any."""
+        ...
+
+    def erase(self, ns: str) -> None:
+        """Drop the messages of a namespace."""
+        ...
+
+    def transient(self, stage: str) -> JsonObject:
+        """What this process keeps for this turn only; may be changed."""
+        ...
+
+    def stored_model(self, stage: str) -> JsonObject | None:
+        """The model override stored with a stage."""
+        ...
+
+    def mark_completed(self) -> None:
+        """The session is completed with this turn."""
+        ...
+
+    def log(self, level: Literal["debug", "info", "warning", "error"], text: str, data: JsonValue) -> None:
+        """Write to the session log."""
+        ...
+
+    def llm_type(self, provider: str) -> LlmType:
+        """Wire family of a registered provider."""
+        ...
+
+    @property
+    def current(self) -> str:
+        """Id of the cursor's stage."""
+        ...
+
+    @property
+    def executing(self) -> str:
+        """Id of the stage that runs now."""
+        ...
+
+    @property
+    def completed(self) -> bool:
+        """Whether the session is completed."""
+        ...
+
+
+class UnitRuntime(Runtime, Protocol):
+    """The part that only the runner of a step needs, not the step."""
+
+    clock: Clock
+    observer: LoopObserver
+    visit: VisitState
+    run_id: str
+    step_id: str
+    cancelled: threading.Event
+
+    def with_summary(self, ns: str, prompt: str | None) -> str | None:
+        """The prompt, with the summary of a compacted namespace behind it."""
+        ...
+
+    def gateway(self, selection: ModelSelection) -> ModelGateway:
+        """See `LoopHost.gateway`."""
+        ...
+
+    def spent(self) -> int:
+        """See `LoopHost.spent`."""
+        ...
+
+    def add_usage(self, selection: ModelSelection, usage: Usage | None) -> None:
+        """See `LoopHost.add_usage`."""
+        ...
+
+    def open_call(self, call: ToolCall, after: CallScope | None) -> CallScope:
+        """See `LoopHost.open_call`."""
+        ...
+
+    def apply(self, scope: CallScope) -> None:
+        """Make a finished call's staged writes the session's."""
+        ...
+
+    def open_calls(self, ns: str) -> Sequence[ToolCall]:
+        """The calls of the newest reply that have no result yet."""
+        ...
+
+    def replace_last(self, ns: str, message: Message) -> None:
+        """Replace the newest, not yet committed message."""
+        ...
+
+    def new_id(self, stage: str) -> str:
+        """Mint a message id."""
+        ...

@@ -1,0 +1,35 @@
+"""The model/tool loop and the failure policy. Knows gateways, tools and hooks; nothing of stores, channels or flows."""
+
+from stepwell.loop._batch import Batch, BatchResult, Ran
+from stepwell.loop._contexts import LlmAttemptErrorContext, LlmBlockedContext, LlmErrorContext, Rejection
+from stepwell.loop._host import CallScope, LoopHost, LoopObserver, StreamMode, Verdict, VisitState
+from stepwell.loop._policy import UNSET, AskShorter, CallPolicy, CallPolicyOverride, EmptyPolicy, RaiseCap, Unset
+from stepwell.loop._round import Accepted, Terminal, run_round
+from stepwell.loop._watch import Watchdog
+
+__all__ = [
+    "UNSET",
+    "Accepted",
+    "AskShorter",
+    "Batch",
+    "BatchResult",
+    "CallPolicy",
+    "CallPolicyOverride",
+    "CallScope",
+    "EmptyPolicy",
+    "LlmAttemptErrorContext",
+    "LlmBlockedContext",
+    "LlmErrorContext",
+    "LoopHost",
+    "LoopObserver",
+    "RaiseCap",
+    "Ran",
+    "Rejection",
+    "StreamMode",
+    "Terminal",
+    "Unset",
+    "Verdict",
+    "VisitState",
+    "Watchdog",
+    "run_round",
+]

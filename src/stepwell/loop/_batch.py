@@ -1,0 +1,296 @@
+"""One batch of tool calls: every call of an accepted reply is run and gets its result."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import anyio
+import anyio.to_thread
+
+from stepwell._json import json_copy
+from stepwell.errors import (
+    ConflictingOutcomesError,
+    HandlerError,
+    InvalidOutcomeError,
+    NonJsonValueError,
+    StepwellError,
+    ToolTimeoutError,
+)
+from stepwell.messages import JsonValue, ToolCall, ToolResult
+from stepwell.models import Deadlines
+from stepwell.outcomes import Go, Outcome, RetryWithModel, Stay
+from stepwell.tools import ArgumentsError, Handler, ToolContext
+
+from ._host import CallScope, LoopHost
+from ._watch import Watchdog
+
+__all__ = ["Batch", "BatchResult", "Ran"]
+
+
+@dataclass(slots=True)
+class Ran:
+    """A call that has its result.
+
+    Attributes:
+        call: The call.
+        result: Its result.
+        outcome: What the handler returned.
+        scope: Its staged writes, `None` where there are none to apply.
+        error: What it raised, if that fails the turn.
+    """
+
+    call: ToolCall
+    result: ToolResult
+    outcome: Outcome
+    scope: CallScope | None = None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """All calls, in the reply's order, and the outcome that is applied (`Stay` if none says otherwise)."""
+
+    ran: Sequence[Ran]
+    outcome: Outcome
+
+
+class Batch:
+    """Runs the calls of one reply.
+
+    `started` and `finished` grow as calls begin and end and stay readable when the batch fails or is cancelled: what
+    finished is recorded either way.
+    """
+
+    def __init__(self, host: LoopHost, calls: Sequence[ToolCall]) -> None:
+        self.host = host
+        self.calls = calls
+        self.finished: dict[str, Ran] = {}
+        self.started: set[str] = set()
+
+    async def run(self) -> BatchResult:
+        """Run every call.
+
+        Raises:
+            ConflictingOutcomesError: Two calls want different things.
+            InvalidOutcomeError: A handler returned what is not legal.
+            Exception: What a handler raised, after its siblings ended (in order: those that had begun).
+        """
+        handler = self.host.batch_handler(frozenset(call.name for call in self.calls))
+        if handler is not None:
+            await self._together(handler)
+        elif self.host.parallel_tools and len(self.calls) > 1:
+            async with anyio.create_task_group() as group:
+                for call in self.calls:
+                    group.start_soon(self._one, call, None)
+        else:
+            after: CallScope | None = None
+            for call in self.calls:
+                ran = await self._one(call, after)
+                if ran.error is not None:
+                    break
+                after = ran.scope or after
+        ran = [self.finished[call.id] for call in self.calls if call.id in self.finished]
+        for entry in ran:
+            if entry.error is not None:
+                raise entry.error
+        return BatchResult(ran, self._choose(ran))
+
+    def _choose(self, ran: Sequence[Ran]) -> Outcome:
+        """The first outcome that is not `stay`; a second, different one is a conflict."""
+        chosen: Ran | None = None
+        for entry in ran:
+            if type(entry.outcome) is Stay:
+                continue
+            if chosen is None:
+                chosen = entry
+            elif entry.outcome.route != chosen.outcome.route:
+                raise ConflictingOutcomesError(
+                    f"Tools {chosen.call.name} and {entry.call.name} of one reply of stage {self.host.stage_id} returned "
+                    "different outcomes: let one @tools handler decide for both.",
+                    stage=self.host.stage_id,
+                    tool=entry.call.name,
+                )
+        return chosen.outcome if chosen else Stay()
+
+    # -- one call
+
+    async def _one(self, call: ToolCall, after: CallScope | None) -> Ran:
+        host = self.host
+        found = host.handler(call.name)
+        if found is None:
+            host.observer.warn("a tool that is not exposed was called", {"tool": call.name, "stage": host.stage_id})
+            return self._refuse(call, f"There is no tool {call.name} here.")
+        handler, definition = found
+        on_error = handler.on_error or (definition and definition.on_error) or host.tool_errors
+        timeout = handler.timeout or (definition.timeout if definition else None)
+        context = self._context(call, timeout)
+        try:
+            arguments = handler.arguments(call, context)
+        except ArgumentsError as error:
+            return self._refuse(call, str(error))
+        scope = host.open_call(call, after)
+        self._start(call)
+        try:
+            value = await self._invoke(handler, arguments, scope, context, timeout, call.name)
+            outcome, content = self._outcome(value, handler, call.name)
+        except Exception as error:
+            return self._failed(call, error, on_error)
+        finally:
+            scope.close()
+        return self._done(Ran(call, host.result(call, content, "ok"), outcome, scope))
+
+    async def _together(self, handler: Handler) -> None:
+        """One handler for all calls: one outcome, one result each."""
+        host = self.host
+        first = self.calls[0]
+        context = self._context(first, handler.timeout)
+        calls: list[ToolCall] = []
+        for call in self.calls:
+            single = host.handler(call.name)
+            if single is not None and not single[0].batch:
+                try:
+                    values = single[0].arguments(call, context)
+                except ArgumentsError as error:
+                    self._refuse(call, str(error))
+                    continue
+                calls.append(replace_args(call, values))
+            elif isinstance(call.args, dict):
+                calls.append(call)
+            else:
+                self._refuse(call, "The arguments are not a JSON object.")
+        if len(calls) < len(self.calls):
+            # The handler expects all of them: the valid ones are not run, so that the model can ask for all again.
+            for call in calls:
+                self._refuse(call, "Not run: another call of the same reply has wrong arguments.")
+            return
+        scope = host.open_call(first, None)
+        for call in self.calls:
+            self._start(call)
+        arguments = handler.batch_arguments(calls, context)
+        try:
+            value = await self._invoke(handler, arguments, scope, context, handler.timeout, first.name, calls)
+            outcome, content = self._outcome(value, handler, first.name)
+        except Exception as error:
+            for call in self.calls:
+                self._failed(call, error, handler.on_error or host.tool_errors)
+            return
+        finally:
+            scope.close()
+        for index, call in enumerate(self.calls):
+            self._done(Ran(call, host.result(call, content, "ok"), outcome, scope if index == 0 else None))
+
+    def _context(self, call: ToolCall, timeout: float | None) -> ToolContext:
+        host = self.host
+        return ToolContext(
+            call_id=call.id,
+            idempotency_key=call.key,
+            run_id=host.run_id,
+            deadline=None if timeout is None else host.clock.monotonic() + timeout,
+            progress=partial(host.observer.tool_progress, call),
+        )
+
+    async def _invoke(
+        self,
+        handler: Handler,
+        arguments: Mapping[str, Any],
+        scope: CallScope,
+        context: ToolContext,
+        timeout: float | None,
+        name: str,
+        calls: Sequence[ToolCall] | None = None,
+    ) -> Any:
+        """Run the body, in the loop or in a thread, under its deadline."""
+        body: Callable[..., Any] = partial(self.host.bound(handler), *(() if calls is None else (calls,)), **arguments)
+        with scope.active():
+            if timeout is None:
+                return await self._body(handler, body, context.cancelled)
+            with Watchdog(self.host.clock, Deadlines(attempt=timeout)):
+                return await self._body(handler, body, context.cancelled)
+        # The watchdog swallowed the cancellation it caused, and no other.
+        raise ToolTimeoutError(
+            f"Tool {name} of stage {self.host.stage_id} did not finish within {timeout:g} s.",
+            stage=self.host.stage_id,
+            tool=name,
+        )
+
+    async def _body(self, handler: Handler, body: Callable[..., Any], cancelled: threading.Event) -> Any:
+        try:
+            if handler.is_async:
+                return await body()
+            # A thread cannot be stopped: it is left alone with its `cancelled` event, and its scope refuses late writes.
+            return await anyio.to_thread.run_sync(body, abandon_on_cancel=True)
+        except BaseException:
+            cancelled.set()
+            raise
+
+    # -- results
+
+    def _outcome(self, value: Any, handler: Handler, name: str) -> tuple[Outcome, JsonValue]:
+        """What the returned value means, and the call's result for the model."""
+        if self.host.is_outcome_target(value):
+            value = Go(value)
+        if isinstance(value, RetryWithModel):
+            raise self._illegal(name, "retry_with_model, which belongs to on_llm_error")
+        if isinstance(value, Outcome):
+            feedback: Any = value.feedback
+            if feedback is None:
+                feedback = "ok"
+        else:
+            feedback = value if value is not None else "ok"
+            value = Stay(feedback=feedback)
+        try:
+            return value, json_copy(feedback)
+        except NonJsonValueError as error:
+            raise self._illegal(name, f"a value that is not JSON ({error.path or 'the whole'})") from error
+
+    def _illegal(self, name: str, what: str) -> InvalidOutcomeError:
+        return InvalidOutcomeError(
+            f"The handler of tool {name} in stage {self.host.stage_id} returned {what}: return an outcome, a step class "
+            "or JSON.",
+            stage=self.host.stage_id,
+            tool=name,
+        )
+
+    def _failed(self, call: ToolCall, error: Exception, on_error: Literal["raise", "report"]) -> Ran:
+        if isinstance(error, InvalidOutcomeError):
+            on_error = "raise"
+        text = f"The tool failed: {type(error).__name__}"
+        if on_error == "report" and str(error):
+            text += f": {error}"
+        result = self.host.result(call, {"error": text}, "error")
+        raised: Exception | None = None
+        if on_error == "raise":
+            raised = error if isinstance(error, StepwellError) else self._wrapped(call, error)
+        return self._done(Ran(call, result, Stay(), None, raised))
+
+    def _wrapped(self, call: ToolCall, error: Exception) -> HandlerError:
+        wrapped = HandlerError(
+            f"The handler of tool {call.name} in stage {self.host.stage_id} raised {type(error).__name__}: see its "
+            'traceback in the log; on_error="report" would tell the model instead.',
+            stage=self.host.stage_id,
+            tool=call.name,
+        )
+        wrapped.__cause__ = error
+        return wrapped
+
+    def _refuse(self, call: ToolCall, why: str) -> Ran:
+        """The body never starts; the model is told why."""
+        return self._done(Ran(call, self.host.result(call, {"accepted": False, "error": why}, "error"), Stay()))
+
+    def _start(self, call: ToolCall) -> None:
+        self.started.add(call.id)
+        self.host.observer.tool_started(call)
+
+    def _done(self, ran: Ran) -> Ran:
+        self.finished[ran.call.id] = ran
+        self.host.observer.tool_finished(ran.call, ran.result)
+        return ran
+
+
+def replace_args(call: ToolCall, values: Mapping[str, Any]) -> ToolCall:
+    """The call with validated arguments."""
+    return ToolCall(call.id, call.name, {k: v for k, v in values.items() if not isinstance(v, ToolContext)}, call.key)

@@ -1,0 +1,196 @@
+"""What the loop is given: a stage to run, where to read and write, and whom to tell."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol, TypeAlias
+
+from stepwell._clock import Clock
+from stepwell.messages import JsonObject, JsonValue, Message, ToolCall, ToolResult, Usage
+from stepwell.models import Candidate, ModelGateway, ModelSelection, ToolSchema
+from stepwell.tools import Handler, ToolDefinition, ToolErrors
+
+from ._contexts import LlmAttemptErrorContext, LlmBlockedContext, LlmErrorContext
+from ._policy import CallPolicy
+
+__all__ = ["CallScope", "LoopHost", "LoopObserver", "StreamMode", "Verdict", "VisitState"]
+
+StreamMode: TypeAlias = Literal["live", "held", "off"]
+Verdict: TypeAlias = Literal[
+    "accepted", "thrown", "blocked", "empty", "truncated_tool_call", "malformed_tool_call", "schema", "check_response",
+    "cancelled",
+]  # fmt: skip
+
+
+class LoopObserver(Protocol):
+    """Is told what happens, in order. Never raises, never waits: it is called between two tokens."""
+
+    def attempt_started(self, number: int, selection: ModelSelection) -> None:
+        """An attempt begins. It shows nothing yet: the first delta supersedes what an earlier one showed."""
+        ...
+
+    def text(self, text: str) -> None:
+        """More text of the current attempt."""
+        ...
+
+    def reasoning(self, text: str) -> None:
+        """More reasoning of the current attempt."""
+        ...
+
+    def tool_input(self, index: int, call: str, name: str, delta: str) -> None:
+        """More of a proposed call's arguments; provisional until accepted."""
+        ...
+
+    def attempt_ended(self, verdict: Verdict, usage: Usage | None, stop: str | None, detail: str | None) -> None:
+        """The current attempt was classified. `usage` is `None` when the provider did not report it."""
+        ...
+
+    def hook_called(self, hook: str, handled: bool) -> None:
+        """A failure hook was asked, and whether it decided."""
+        ...
+
+    def tool_started(self, call: ToolCall) -> None:
+        """A handler begins."""
+        ...
+
+    def tool_progress(self, call: ToolCall, value: JsonValue) -> None:
+        """A handler reports progress."""
+        ...
+
+    def tool_finished(self, call: ToolCall, result: ToolResult) -> None:
+        """A call has its result."""
+        ...
+
+    def warn(self, text: str, data: JsonValue = None) -> None:
+        """Something the operator should see, without any content of the conversation."""
+        ...
+
+    @property
+    def shown(self) -> bool:
+        """Whether anything of the current unit's attempts is shown to somebody now."""
+        ...
+
+
+class VisitState(Protocol):
+    """What the loop keeps of a visit between units, in a form that can be stored."""
+
+    rounds: int
+    alternate: JsonObject | None
+    alternate_used: bool
+
+
+class CallScope(Protocol):
+    """The staged writes of one call."""
+
+    def active(self) -> AbstractContextManager[object]:
+        """While entered, the writes of this task and of threads it starts are staged here."""
+        ...
+
+    def close(self) -> None:
+        """The call is over: later writes (of a thread that goes on) are refused."""
+        ...
+
+
+class LoopHost(Protocol):
+    """One stage in one placement, as the loop sees it.
+
+    Hooks are already combined: the stage's answer wins, the workflow is asked when it delegates.
+    """
+
+    stage_id: str
+    policy: CallPolicy
+    selection: ModelSelection
+    stream_mode: StreamMode
+    stream_partial_objects: bool
+    parallel_tools: bool
+    tool_errors: ToolErrors
+    allow_alternate_attempts: bool
+    visit: VisitState
+    clock: Clock
+    observer: LoopObserver
+    run_id: str
+    step_id: str
+    conversation: str
+    cancelled: threading.Event
+
+    def prompt(self) -> str | None:
+        """Build the system prompt; once per round."""
+        ...
+
+    def history(self) -> Sequence[Message]:
+        """The messages the model is shown, checked."""
+        ...
+
+    def exposed(self) -> Sequence[ToolSchema]:
+        """Tools the model may call now."""
+        ...
+
+    def output_schema(self) -> JsonObject | None:
+        """JSON schema of the reply, or `None` for text."""
+        ...
+
+    def parse_output(self, text: str) -> JsonValue:
+        """Parse and validate a structured reply.
+
+        Raises:
+            ValueError: It does not match; `str()` has the lines for the model.
+        """
+        ...
+
+    def gateway(self, selection: ModelSelection) -> ModelGateway:
+        """The gateway of a selection.
+
+        Raises:
+            LlmSetupError: Its provider is not registered, or refuses the selection.
+        """
+        ...
+
+    def spent(self) -> int:
+        """Tokens this turn has used so far."""
+        ...
+
+    def add_usage(self, selection: ModelSelection, usage: Usage | None) -> None:
+        """Count an attempt; `None`: not reported."""
+        ...
+
+    def check_response(self, candidate: Candidate) -> bool:
+        """Whether another candidate is wanted."""
+        ...
+
+    def should_retry_llm_error(self, context: LlmAttemptErrorContext) -> bool | None:
+        """The hook of that name."""
+        ...
+
+    def on_llm_blocked(self, context: LlmBlockedContext) -> Awaitable[Any]:
+        """The hook of that name."""
+        ...
+
+    def on_llm_error(self, context: LlmErrorContext) -> Awaitable[Any]:
+        """The hook of that name."""
+        ...
+
+    def handler(self, name: str) -> tuple[Handler, ToolDefinition | None] | None:
+        """Who handles an exposed tool; `None` if it is not exposed or has no handler."""
+        ...
+
+    def batch_handler(self, names: frozenset[str]) -> Handler | None:
+        """Who handles exactly this set of tools."""
+        ...
+
+    def bound(self, handler: Handler) -> Any:
+        """The handler's method on this stage."""
+        ...
+
+    def open_call(self, call: ToolCall, after: CallScope | None) -> CallScope:
+        """Stage a call's writes; it reads what `after` staged, or the state before the batch."""
+        ...
+
+    def is_outcome_target(self, value: Any) -> bool:
+        """Whether a returned value is a stage class."""
+        ...
+
+    def result(self, call: ToolCall, content: JsonValue, outcome: Literal["ok", "error", "not_run"]) -> ToolResult:
+        """Make a result record."""
+        ...

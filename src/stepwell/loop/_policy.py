@@ -1,0 +1,144 @@
+"""How hard the loop tries: attempts, delays, deadlines, empty replies, rounds, tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Final, Literal, Self, TypeAlias
+
+__all__ = ["UNSET", "AskShorter", "CallPolicy", "CallPolicyOverride", "EmptyPolicy", "RaiseCap", "Unset"]
+
+
+class Unset:
+    """The type of `UNSET`: a field that was not given and inherits."""
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+    def __bool__(self) -> bool:
+        return False
+
+
+UNSET: Final = Unset()
+
+AutoReject: TypeAlias = Literal["truncated", "schema"]
+
+
+def _positive(name: str, value: float | None, *, zero: bool = False) -> None:
+    if value is not None and (value < 0 or (value == 0 and not zero)):
+        raise ValueError(f"{name} must be {'at least zero' if zero else 'positive'} or None, not {value}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmptyPolicy:
+    """What to do with a reply that says nothing.
+
+    Attributes:
+        retries: Nudges before `on_llm_error`; `None`: each uses one of the round's attempts.
+        nudge: What the model is told; it never stays in history.
+        accept: Accept silence as `None`.
+    """
+
+    retries: int | None = None
+    nudge: str = "Your last reply was empty. Please answer."
+    accept: bool = False
+
+    def __post_init__(self) -> None:
+        _positive("retries", self.retries, zero=True)
+        if not self.nudge.strip():
+            raise ValueError("nudge must be text; use CallPolicy(empty=None) for no nudge.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaiseCap:
+    """Raise the output cap once after a truncated tool call: `factor` times, at most `limit` tokens."""
+
+    factor: float = 2.0
+    limit: int
+
+    def __post_init__(self) -> None:
+        if self.factor <= 1 or self.limit < 1:
+            raise ValueError("RaiseCap needs a factor above 1 and a limit of at least 1 token.")
+
+
+@dataclass(frozen=True)
+class AskShorter:
+    """Ask once for less after a truncated tool call."""
+
+    nudge: str = "Your last reply was cut off at the output limit. Answer again, shorter."
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallPolicy:
+    """Limits of the model calls of a flow. Times in seconds, positive; `None` is no limit. Never stored.
+
+    Attributes:
+        attempts: Tries of one round for thrown and rejected candidates (a selection's own wins).
+        retry_delay: Wait between attempts.
+        max_retry_after: The longest `Retry-After` of a provider that is honoured instead of `retry_delay`.
+        default_retry: What happens to a thrown error if no hook decides: `transient` retries unless the HTTP status
+            says it cannot succeed (400, 401, 403, 404, 413, 422), `always` retries while attempts last.
+        timeout: One attempt, whole.
+        connect_timeout: Until the connection is there.
+        first_token_timeout: Until the first event of the stream.
+        idle_timeout: Between events.
+        empty: See `EmptyPolicy`; `None`: no nudge, straight to `on_llm_error`.
+        auto_reject: Which candidates are rejected before `check_response`: truncated or malformed tool calls
+            (`truncated`), objects that do not match the schema (`schema`).
+        on_truncated: `RaiseCap` or `AskShorter` for the attempt after a truncated tool call, once per round.
+        max_agent_rounds: Rounds per visit.
+        max_total_tokens: Tokens per turn; checked before each call.
+
+    Raises:
+        ValueError: A value makes no sense.
+    """
+
+    attempts: int = 3
+    retry_delay: float = 0.5
+    max_retry_after: float = 30.0
+    default_retry: Literal["transient", "always"] = "transient"
+    timeout: float | None = 120.0
+    connect_timeout: float | None = 10.0
+    first_token_timeout: float | None = 60.0
+    idle_timeout: float | None = 60.0
+    empty: EmptyPolicy | None = EmptyPolicy()
+    auto_reject: frozenset[AutoReject] = frozenset({"truncated", "schema"})
+    on_truncated: RaiseCap | AskShorter | None = None
+    max_agent_rounds: int = 25
+    max_total_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1 or self.max_agent_rounds < 1:
+            raise ValueError("attempts and max_agent_rounds must be at least 1.")
+        _positive("retry_delay", self.retry_delay, zero=True)
+        _positive("max_retry_after", self.max_retry_after, zero=True)
+        for name in ("timeout", "connect_timeout", "first_token_timeout", "idle_timeout", "max_total_tokens"):
+            _positive(name, getattr(self, name))
+        if unknown := self.auto_reject - {"truncated", "schema"}:
+            raise ValueError(f"auto_reject knows truncated and schema, not {', '.join(sorted(unknown))}.")
+
+    def merge(self, override: CallPolicyOverride) -> Self:
+        """This policy with the fields that `override` gives."""
+        given = {f.name: v for f in fields(override) if (v := getattr(override, f.name)) is not UNSET}
+        return replace(self, **given) if given else self
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallPolicyOverride:
+    """Fields of `CallPolicy` for one stage: an omitted field inherits, `None` removes the limit."""
+
+    attempts: int | Unset = UNSET
+    retry_delay: float | Unset = UNSET
+    max_retry_after: float | Unset = UNSET
+    default_retry: Literal["transient", "always"] | Unset = UNSET
+    timeout: float | Unset | None = UNSET
+    connect_timeout: float | Unset | None = UNSET
+    first_token_timeout: float | Unset | None = UNSET
+    idle_timeout: float | Unset | None = UNSET
+    empty: EmptyPolicy | Unset | None = UNSET
+    auto_reject: frozenset[AutoReject] | Unset = UNSET
+    on_truncated: RaiseCap | AskShorter | Unset | None = UNSET
+    max_agent_rounds: int | Unset = UNSET
+    max_total_tokens: int | Unset | None = UNSET
+
+    def __post_init__(self) -> None:
+        CallPolicy().merge(self)

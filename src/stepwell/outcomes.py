@@ -1,0 +1,173 @@
+"""What a hook or tool handler may return to say what happens next.
+
+Outcomes are immutable values; each `with_...` returns a new one. A string is always text for the user or the model,
+never a route: by name, only `go("Name")` routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self, TypeAlias
+
+from .messages import JsonValue, Message
+from .models import ModelSelection
+from .models.catalog import ModelCatalog
+
+__all__ = [
+    "Direct",
+    "DirectTo",
+    "Finish",
+    "Go",
+    "Outcome",
+    "RetryWithModel",
+    "Stay",
+    "direct",
+    "direct_to",
+    "finish",
+    "go",
+    "retry_with_model",
+    "stay",
+]
+
+Target: TypeAlias = "type[Any] | str"
+Cleanup: TypeAlias = Callable[[], Awaitable[object]]
+
+_NOT_ROUTE = frozenset({"feedback", "messages", "cleanup"})
+
+VALIDATED = "input validated"
+"""What the model is told of a call whose handler gives no feedback of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Base of all outcomes; made by the functions below, not by hand.
+
+    Attributes:
+        feedback: What the model is told as the call's result (tool handlers only).
+        state: Patch of the destination's state, top-level keys replaced.
+        prompt: The destination's `_prompt`.
+        message: A message for the destination's memory, after the tool results.
+        content_type: MIME type of the reply.
+        messages: Attachments for the current history, model-visible (tool handlers only).
+        cleanup: Awaited after the model has seen the attachments, and on every error path (tool handlers only).
+    """
+
+    feedback: JsonValue = None
+    state: Mapping[str, Any] | None = None
+    prompt: str | None = None
+    message: Message | str | None = None
+    content_type: str | None = None
+    messages: tuple[Message | str, ...] = ()
+    cleanup: tuple[Cleanup, ...] = ()
+
+    def with_tool_feedback(self, text: JsonValue) -> Self:
+        """Tell the model this as the call's result."""
+        return replace(self, feedback=text)
+
+    def with_state(self, patch: Mapping[str, Any]) -> Self:
+        """Save this in the destination's state (each top-level key given is replaced)."""
+        return replace(self, state={**(self.state or {}), **patch})
+
+    def with_prompt(self, text: str) -> Self:
+        """Give the destination this prompt, unless its `get_prompt` says otherwise."""
+        return replace(self, prompt=text)
+
+    def with_message(self, message: Message | str) -> Self:
+        """Put a message into the destination's memory, after the tool results."""
+        return replace(self, message=message)
+
+    def with_content_type(self, content_type: str) -> Self:
+        """Set the MIME type of the reply."""
+        return replace(self, content_type=content_type)
+
+    def with_messages(self, *messages: Message | str) -> Self:
+        """Attach messages to the current history, after the tool results, for the model to see."""
+        return replace(self, messages=self.messages + messages)
+
+    def with_cleanup(self, fn: Cleanup) -> Self:
+        """Await `fn` once the model has seen the attachments, and on every error path."""
+        return replace(self, cleanup=(*self.cleanup, fn))
+
+    @property
+    def route(self) -> tuple[Any, ...]:
+        """What makes two outcomes of one batch the same: everything but feedback, attachments and cleanup."""
+        return (type(self), *(getattr(self, f.name) for f in fields(self) if f.name not in _NOT_ROUTE))
+
+
+@dataclass(frozen=True, slots=True)
+class Go(Outcome):
+    """Move the cursor and continue in this turn."""
+
+    target: Target
+
+
+@dataclass(frozen=True, slots=True)
+class Stay(Outcome):
+    """Same stage; the model gets the feedback as the tool's result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Direct(Outcome):
+    """Answer from code, no further model call, cursor unchanged."""
+
+    content: JsonValue
+
+
+@dataclass(frozen=True, slots=True)
+class DirectTo(Outcome):
+    """Answer from code; the cursor moves for the next turn, the target does not run now."""
+
+    target: Target
+    content: JsonValue
+
+
+@dataclass(frozen=True, slots=True)
+class Finish(Outcome):
+    """The session is completed, with this answer."""
+
+    content: JsonValue = None
+
+
+@dataclass(frozen=True, slots=True)
+class RetryWithModel(Outcome):
+    """One temporary alternate model, from `on_llm_error` only."""
+
+    selection: ModelSelection
+
+
+def go(target: Target) -> Go:
+    """Move the cursor to `target` (a registered class, or its id) and continue in this turn."""
+    return Go(target)
+
+
+def stay(feedback: JsonValue = VALIDATED) -> Stay:
+    """Stay in this stage; the model gets `feedback` as the call's result. Tool handlers only."""
+    return Stay(feedback=feedback)
+
+
+def direct(content: JsonValue) -> Direct:
+    """Answer from code without another model call; objects become JSON text. The cursor does not move."""
+    return Direct(content)
+
+
+def direct_to(target: Target, content: JsonValue) -> DirectTo:
+    """Answer from code; `target` gets the next turn and does not run now."""
+    return DirectTo(target, content)
+
+
+def finish(content: JsonValue = None) -> Finish:
+    """Complete the session, with this answer."""
+    return Finish(content)
+
+
+def retry_with_model(selection: ModelSelection | str) -> RetryWithModel:
+    """Go on with another model until the visit ends, one attempt per call. From `on_llm_error` only.
+
+    Raises:
+        LlmSetupError: The selection is not well formed, or the catalogue refuses it. Whether its provider is
+            registered is checked by the runner.
+    """
+    parsed = ModelSelection.parse(selection)
+    ModelCatalog.validate(parsed)
+    return RetryWithModel(parsed)

@@ -1,0 +1,378 @@
+"""Tools: what a model may call, how a method becomes one, and how a call finds its handler.
+
+`@tool` on a method of a stage defines, exposes and handles a tool. Schemas come from the signature and the docstring,
+built once per class by pydantic, which is imported only then.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, cast, get_type_hints, overload
+
+from .errors import FlowDefinitionError
+from .messages import JsonObject, JsonValue, ToolCall
+from .models import ToolSchema
+
+__all__ = [
+    "ArgumentsError",
+    "Handler",
+    "ToolContext",
+    "ToolDefinition",
+    "ToolErrors",
+    "ToolTable",
+    "tool",
+    "tools",
+]
+
+ToolErrors: TypeAlias = Literal["raise", "report"]
+P = ParamSpec("P")
+S = TypeVar("S")
+R = TypeVar("R")
+
+_MARK = "__stepwell_tool__"
+
+
+class ArgumentsError(Exception):
+    """Arguments do not match; `str()` has one line per field, for the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolContext:
+    """What a handler may know of the call it serves; injected into the parameter annotated with this type.
+
+    Attributes:
+        call_id: The provider's id of the call.
+        idempotency_key: Unique for ever; give it to systems that de-duplicate.
+        attempt: How often this call was started, from 1.
+        run_id: The run.
+        deadline: Monotonic seconds of the engine's clock when the handler's time ends, or `None`.
+        cancelled: Set when the call is cancelled or out of time; a handler in a thread should look at it.
+        progress: Call with any JSON value to show progress to clients; it is not stored.
+    """
+
+    call_id: str
+    idempotency_key: str
+    run_id: str
+    attempt: int = 1
+    deadline: float | None = None
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    progress: Callable[[JsonValue], None] = lambda value: None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolDefinition:
+    """A tool that `define_tools` declares; some class handles it with `@tool(defined=False)` or `@tools`.
+
+    Attributes:
+        name: Unique over a flow and its steps; letters, digits, `_` and `-`, at most 64 characters.
+        description: What the model is told.
+        parameters: A pydantic model class, or a JSON schema of an object. Default: no parameters.
+        on_error: `raise` fails the turn, `report` tells the model; `None` uses the stage's `tool_errors`.
+        timeout: Seconds a handler may take, `None` for no limit.
+    """
+
+    name: str
+    description: str = ""
+    parameters: type[Any] | JsonObject | None = None
+    on_error: ToolErrors | None = None
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name or len(self.name) > 64 or not self.name.replace("_", "").replace("-", "").isalnum():
+            raise FlowDefinitionError(
+                f"{self.name!r} is not a tool name: use letters, digits, _ and -, at most 64.", tool=self.name
+            )
+        if self.timeout is not None and self.timeout <= 0:
+            raise FlowDefinitionError(f"timeout of tool {self.name} must be positive seconds or None.", tool=self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """What a decorator notes on a function."""
+
+    names: tuple[str, ...]
+    batch: bool
+    defined: bool
+    description: str | None
+    on_error: ToolErrors | None
+    timeout: float | None
+
+
+_Method: TypeAlias = Callable[Concatenate[S, P], R]
+
+
+@overload
+def tool(fn: _Method[S, P, R], /) -> _Method[S, P, R]: ...
+@overload
+def tool(
+    name: str | None = None,
+    /,
+    *,
+    description: str | None = None,
+    defined: bool = True,
+    on_error: ToolErrors | None = None,
+    timeout: float | None = None,
+) -> Callable[[_Method[S, P, R]], _Method[S, P, R]]: ...
+def tool(
+    name: Any = None,
+    /,
+    *,
+    description: str | None = None,
+    defined: bool = True,
+    on_error: ToolErrors | None = None,
+    timeout: float | None = None,
+) -> Any:
+    """Make a method of a stage a tool: defined, exposed and handled by it.
+
+    Args:
+        name: The tool's name; the method's name by default.
+        description: What the model is told; the docstring by default.
+        defined: `False`: only handle a tool that the flow or another stage defines.
+        on_error: `raise` (the turn fails), `report` (the model is told), default the stage's `tool_errors`.
+        timeout: Seconds the handler may take; then `ToolTimeoutError` under `on_error`.
+
+    A plain (non-async) method runs in a worker thread. It returns an outcome, a stage class, or any JSON value, which is
+    the call's result.
+    """
+
+    def mark(fn: Callable[..., Any]) -> Callable[..., Any]:
+        label = name if isinstance(name, str) else fn.__name__
+        setattr(fn, _MARK, _Mark((label,), False, defined, description, on_error, timeout))
+        return fn
+
+    return mark(name) if callable(name) else mark
+
+
+def tools(
+    *names: str, on_error: ToolErrors | None = None, timeout: float | None = None
+) -> Callable[[_Method[S, P, R]], _Method[S, P, R]]:
+    """Handle exactly this set of tools when one reply calls all of them and no other (order and counts do not matter).
+
+    The method gets `calls: Sequence[ToolCall]` (arguments validated where a definition allows it) and returns one
+    outcome or JSON value for the whole batch. It wins over single handlers, never falls back, and exposes nothing.
+    """
+
+    def mark(fn: _Method[S, P, R]) -> _Method[S, P, R]:
+        setattr(fn, _MARK, _Mark(tuple(sorted(set(names))), True, False, None, on_error, timeout))
+        return fn
+
+    return mark
+
+
+class Handler:
+    """A method that serves calls, with everything that can be known of it once per class."""
+
+    __slots__ = ("_context", "_model", "batch", "function", "is_async", "name", "names", "on_error", "timeout")
+
+    def __init__(self, owner: type[Any], name: str, function: Callable[..., Any], mark: _Mark) -> None:
+        self.name = name
+        self.function = function
+        self.names = mark.names
+        self.batch = mark.batch
+        self.on_error = mark.on_error
+        self.timeout = mark.timeout
+        self.is_async = inspect.iscoroutinefunction(function)
+        self._model, self._context = (None, None) if mark.batch else _arguments(owner, function, mark.names[0])
+        if mark.batch:
+            self._context = _batch_context(function)
+
+    @property
+    def schema(self) -> JsonObject:
+        """JSON schema of the arguments."""
+        schema = cast("JsonObject", self._model.model_json_schema())
+        schema.pop("title", None)
+        schema.pop("description", None)
+        for value in schema.get("properties", {}).values():
+            value.pop("title", None)
+        return schema
+
+    def arguments(self, call: ToolCall, context: ToolContext) -> dict[str, Any]:
+        """Validate a call's arguments into keyword arguments.
+
+        Raises:
+            ArgumentsError: They do not match.
+        """
+        values = validate(self._model, call.args)
+        if self._context is not None:
+            values[self._context] = context
+        return values
+
+    def batch_arguments(self, calls: Sequence[ToolCall], context: ToolContext) -> dict[str, Any]:
+        """Keyword arguments of a `@tools` handler, besides the calls."""
+        return {} if self._context is None else {self._context: context}
+
+
+def validate(model: type[Any] | None, args: Any) -> dict[str, Any]:
+    """Validate `args` against a pydantic model.
+
+    Raises:
+        ArgumentsError: With one line per field.
+    """
+    import pydantic
+
+    if not isinstance(args, dict):
+        raise ArgumentsError("The arguments are not a JSON object.")
+    if model is None:
+        return cast("dict[str, Any]", args)
+    try:
+        parsed = model.model_validate(args)
+    except pydantic.ValidationError as error:
+        lines = (f"{'.'.join(str(p) for p in e['loc']) or 'arguments'}: {e['msg']}" for e in error.errors())
+        raise ArgumentsError("\n".join(lines)) from None
+    return {name: getattr(parsed, name) for name in model.model_fields}
+
+
+def _hints(owner: type[Any], function: Callable[..., Any]) -> dict[str, Any]:
+    """Resolve the annotations of the parameters (never the return type, which may be for type checkers only)."""
+    notes = {k: v for k, v in function.__annotations__.items() if k != "return"}
+    closure = inspect.getclosurevars(function).nonlocals
+    scope = {**vars(inspect.getmodule(function) or SimpleNamespace()), **closure}
+    try:
+        return get_type_hints(
+            SimpleNamespace(__annotations__=notes), scope, {owner.__name__: owner}, include_extras=True
+        )
+    except NameError as error:
+        raise FlowDefinitionError(
+            f"The annotations of {owner.__name__}.{function.__name__} name {error.name!r}, which cannot be found when the "
+            "tool is built: import it at module level, outside of TYPE_CHECKING.",
+            stage=owner.__name__,
+            tool=function.__name__,
+        ) from error
+
+
+def _arguments(owner: type[Any], function: Callable[..., Any], name: str) -> tuple[type[Any], str | None]:
+    """Build the pydantic model of a handler's arguments; also the name of its context parameter."""
+    import docstring_parser
+    import pydantic
+
+    hints = _hints(owner, function)
+    docs = {p.arg_name: p.description for p in docstring_parser.parse(inspect.getdoc(function) or "").params}
+    context: str | None = None
+    fields: dict[str, Any] = {}
+    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+        if hints.get(parameter.name) is ToolContext:
+            context = parameter.name
+            continue
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise FlowDefinitionError(
+                f"{owner.__name__}.{function.__name__} takes {parameter}: a tool's parameters are named one by one.",
+                stage=owner.__name__,
+                tool=name,
+            )
+        default = ... if parameter.default is parameter.empty else parameter.default
+        note = hints.get(parameter.name, Any)
+        if description := docs.get(parameter.name):
+            from typing import Annotated
+
+            note = Annotated[note, pydantic.Field(description=description)]
+        fields[parameter.name] = (note, default)
+    config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=False)
+    try:
+        model = pydantic.create_model(f"{name}_arguments", __config__=config, **fields)
+        model.model_json_schema()
+    except Exception as error:
+        raise FlowDefinitionError(
+            f"No JSON schema can be made of the parameters of {owner.__name__}.{function.__name__}: use types that "
+            f"pydantic can describe ({type(error).__name__}).",
+            stage=owner.__name__,
+            tool=name,
+        ) from error
+    return model, context
+
+
+def _batch_context(function: Callable[..., Any]) -> str | None:
+    names = list(inspect.signature(function).parameters)[1:]
+    return names[1] if len(names) > 1 else None
+
+
+class ToolTable:
+    """The tools of one class: definitions, exposure in order (base first), and dispatch (nearest class wins)."""
+
+    __slots__ = ("definitions", "exposed", "handlers", "sets")
+
+    def __init__(self) -> None:
+        self.definitions: dict[str, tuple[ToolDefinition, ToolSchema]] = {}
+        self.exposed: list[str] = []
+        self.handlers: dict[str, Handler] = {}
+        self.sets: dict[frozenset[str], Handler] = {}
+
+    @classmethod
+    def of(cls, owner: type[Any]) -> ToolTable:
+        """Collect the decorated methods of `owner` and its bases.
+
+        Raises:
+            FlowDefinitionError: Two handlers for one tool on one class, or a signature without a schema.
+        """
+        table = cls()
+        for base in reversed(owner.__mro__):
+            seen: dict[tuple[bool, tuple[str, ...]], str] = {}
+            for attribute, function in vars(base).items():
+                mark = getattr(function, _MARK, None)
+                if not isinstance(mark, _Mark) or not inspect.isfunction(function):
+                    continue
+                key = (mark.batch, mark.names)
+                if key in seen:
+                    raise FlowDefinitionError(
+                        f"{base.__name__} has two handlers for {', '.join(mark.names)}: {seen[key]} and {attribute}. "
+                        "Keep one.",
+                        stage=owner.__name__,
+                        tool=mark.names[0],
+                    )
+                seen[key] = attribute
+                table._add(owner, attribute, function, mark)
+        return table
+
+    def _add(self, owner: type[Any], attribute: str, function: Callable[..., Any], mark: _Mark) -> None:
+        handler = Handler(owner, attribute, function, mark)
+        if mark.batch:
+            self.sets[frozenset(mark.names)] = handler
+            return
+        name = mark.names[0]
+        self.handlers[name] = handler
+        if mark.defined:
+            self.define(ToolDefinition(name, _description(function, mark), None, mark.on_error, mark.timeout), handler)
+            if name not in self.exposed:
+                self.exposed.append(name)
+
+    def define(self, definition: ToolDefinition, handler: Handler | None = None) -> None:
+        """Add a definition; its schema is the handler's, or what it says itself."""
+        schema = handler.schema if handler else schema_of(definition)
+        self.definitions[definition.name] = (
+            definition,
+            ToolSchema(definition.name, definition.description, schema),
+        )
+
+    def find(self, names: Iterable[str]) -> Handler | None:
+        """The `@tools` handler for exactly this set of names."""
+        return self.sets.get(frozenset(names)) if self.sets else None
+
+
+def _description(function: Callable[..., Any], mark: _Mark) -> str:
+    if mark.description is not None:
+        return mark.description
+    import docstring_parser
+
+    return (docstring_parser.parse(inspect.getdoc(function) or "").description or "").strip()
+
+
+def schema_of(definition: ToolDefinition) -> JsonObject:
+    """JSON schema of a definition's parameters."""
+    parameters = definition.parameters
+    if parameters is None:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    if isinstance(parameters, Mapping):
+        if parameters.get("type") != "object":
+            raise FlowDefinitionError(
+                f"The parameters of tool {definition.name} must be a JSON schema of type object.", tool=definition.name
+            )
+        return dict(parameters)
+    if not hasattr(parameters, "model_json_schema"):
+        raise FlowDefinitionError(
+            f"The parameters of tool {definition.name} are neither a pydantic model nor a JSON schema.",
+            tool=definition.name,
+        )
+    return cast("JsonObject", parameters.model_json_schema())
