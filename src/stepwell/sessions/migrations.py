@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import msgspec
 
@@ -22,7 +22,7 @@ from .document import SessionHead
 __all__ = ["Migration", "MigrationFunction", "migrate_head"]
 
 MigrationFunction: TypeAlias = Callable[[JsonObject], JsonObject]
-"""Takes a head as plain JSON (its own copy, which it may change) and returns the next version's. Pure: no clock, no I/O."""
+"""Takes a head as plain JSON (its own copy, to change as it likes), returns the next version's. Pure: no I/O."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def migrate_head(
         )
     if stored > version:
         raise NewerSchemaError(
-            f"The session was written by version {stored} of {flow!r}, this is version {version}: deploy the newer one.",
+            f"The session was written by version {stored} of {flow!r}, this is version {version}: deploy the newer.",
             **ids,
         )
     if stored == version and name == flow and isinstance(head, SessionHead):
@@ -116,8 +116,8 @@ def _steps(
     if missing:
         gap = ", ".join(f"{number} to {number + 1}" for number in missing)
         raise MigrationError(
-            f"The session has version {stored} of {ids['flow']!r}, this is version {version}, and there is no migration "
-            f"from {gap}: add it.",
+            f"The session has version {stored} of {ids['flow']!r}, this is version {version}, and there is no "
+            f"migration from {gap}: add it.",
             **ids,
         )
     return [by_version[number] for number in wanted]
@@ -146,7 +146,7 @@ def _workflow(data: JsonObject, ids: dict[str, str | int | None]) -> JsonObject:
     """The workflow's id and version; its other fields are the migrations' business."""
     workflow: Any = data.get("workflow")
     if isinstance(workflow, dict):
-        record: JsonObject = workflow
+        record = cast("JsonObject", workflow)
         name, version = record.get("id"), record.get("schema_version", 1)
         if isinstance(name, str) and isinstance(version, int) and version > 0:
             return {"id": name, "schema_version": version}
@@ -160,7 +160,7 @@ def _fixed(data: JsonObject) -> Any:
     memories: Any = data.get("memories", {})
     positions = memories
     if isinstance(memories, dict):
-        namespaces: JsonObject = memories
+        namespaces = cast("JsonObject", memories)
         positions = {ns: _positions(memory) for ns, memory in namespaces.items()}
     return data.get("id"), data.get("schema"), data.get("revision", 0), positions
 
@@ -168,5 +168,5 @@ def _fixed(data: JsonObject) -> Any:
 def _positions(memory: Any) -> Any:
     if not isinstance(memory, dict):
         return memory
-    record: JsonObject = memory
+    record = cast("JsonObject", memory)
     return record.get("first", 0), record.get("next", 0)

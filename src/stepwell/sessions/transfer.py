@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 import msgspec
 
@@ -162,7 +162,7 @@ async def import_session(store: SessionStore, document: JsonObject, *, session_i
 
 
 def _convert(document: Any) -> _Export:
-    name: Any = document.get("format") if isinstance(document, dict) else None  # pyright: ignore[reportUnknownMemberType]
+    name: Any = cast("JsonObject", document).get("format") if isinstance(document, dict) else None
     if name != FORMAT:
         kind, _, version = str(name).partition("/")
         if kind == FORMAT.partition("/")[0] and version.isdecimal() and int(version[:9]) > 1:
