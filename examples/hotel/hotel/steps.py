@@ -9,8 +9,7 @@ from typing import Annotated
 import msgspec
 from pydantic import Field
 
-from stepwell import Step, TerminateSessionStep, direct, direct_to, finish, go, stay, tool
-from stepwell.outcomes import Outcome
+from stepwell import Outcome, Step, TerminateSessionStep, direct, direct_to, finish, go, stay, tool
 
 from . import prompts, table
 from .catalogue import CITIES, Amenity, Hotel, hotel

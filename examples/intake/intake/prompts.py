@@ -21,4 +21,4 @@ def review(summary: str) -> str:
 All details are there:
 {summary}
 If the person agrees, call confirm_details; if something is wrong, call correct_detail with what it is.
-Ask next: I have noted {summary}. Is that correct?"""
+Ask next: This is what I have noted: {summary}. Is that correct?"""

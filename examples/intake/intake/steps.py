@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from stepwell import LogicStep, Step, finish, go, stay, tool
-from stepwell.outcomes import Outcome
+from stepwell import LogicStep, Outcome, Step, finish, go, stay, tool
 
 from . import checks, prompts
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepwell import Flow, Step, finish
-from stepwell.outcomes import Outcome
+from stepwell import Flow, Outcome, Step, finish
 
 from .model import Invoice
 

@@ -704,11 +704,17 @@ _STREET = re.compile(
 )
 
 
+_LIVES = re.compile(r"^(?:(?:i|we|live|lives|am|is|it's|at|in|on|my|the|address|street)\s+)+", re.IGNORECASE)
+
+
 def _address(slot: Slot, reading: Reading, used: list[Span]) -> Fill | None:
     if slot.name_stems & {"street"}:
-        match = _STREET.search(_masked(reading, used).replace("\0", ","))
-        if match and not re.match(r"(?:i|we|at|in|my)\b", match.group(), re.IGNORECASE):
-            return Fill(match.group().strip(" ,"), TYPED, (match.span(),))
+        for match in _STREET.finditer(_masked(reading, used).replace("\0", ",")):
+            lead = _LIVES.match(match.group())
+            start = match.start() + (lead.end() if lead else 0)
+            value = reading.text[start : match.end()].strip(" ,")
+            if re.search(r"\d", value) and re.search(r"[^\W\d_]{2}", value):
+                return Fill(value, TYPED, ((start, match.end()),))
     return None
 
 
