@@ -105,6 +105,11 @@ class Plan:
     missing: tuple[Slot, ...] = ()
 
     @property
+    def sure(self) -> bool:
+        """Whether something was said in so many words."""
+        return any(one.strength == EXPLICIT for one in self.fills.values())
+
+    @property
     def args(self) -> dict[str, Any]:
         """The arguments, in the order of the schema."""
         return {slot.name: self.fills[slot.name].value for slot in self.tool.slots if slot.name in self.fills}
@@ -261,7 +266,13 @@ class Talk:
                     else plan.tool.claimed(self.reading) > 0
                 )
             ]
-        return max(plans, key=lambda plan: plan.score + (0 if plan.missing else 2), default=None)
+        # What was said is passed on before anything is done with it.
+        told = any(plan.fills and not plan.missing and plan.sure for plan in plans)
+        return max(
+            plans,
+            key=lambda plan: plan.score + (0 if plan.missing else 2) - (10 if told and not plan.tool.slots else 0),
+            default=None,
+        )
 
     @cached_property
     def plans(self) -> list[Plan]:
@@ -547,6 +558,8 @@ def _values(slot: Slot) -> list[str]:
 
 def _in_order(slot: Slot) -> Iterator[Any]:
     known = [value for _, value in slot.choices]
+    if "const" in slot.schema:
+        yield from known[:1]
     for keyword in ("enum", "examples"):
         listed_ = slot.schema.get(keyword)
         if isinstance(listed_, list):

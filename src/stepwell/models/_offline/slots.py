@@ -343,6 +343,8 @@ def _answers(
         return
     if asked in open_:
         text, span = _rest(reading, used)
+        if asked.kind == "reference" and {"it", "that", "this", "one", "them"} & set(words(text)):
+            return  # points at something, and what it points at was looked for already
         if text and not says_yes(text) and (asked.kind != "person" or _looks_like_name(text)):
             take(asked, Fill(text, RAW, (span,)))
     elif asked.kind in ("email", "pattern", "phone") and asked.name not in found:
@@ -704,17 +706,15 @@ _STREET = re.compile(
 )
 
 
-_LIVES = re.compile(r"^(?:(?:i|we|live|lives|am|is|it's|at|in|on|my|the|address|street)\s+)+", re.IGNORECASE)
+_NO_STREET = re.compile(r"\0|\b(?:i|we|live|lives|am|at|in|on|my|address|is|it's)\b", re.IGNORECASE)
 
 
 def _address(slot: Slot, reading: Reading, used: list[Span]) -> Fill | None:
     if slot.name_stems & {"street"}:
-        for match in _STREET.finditer(_masked(reading, used).replace("\0", ",")):
-            lead = _LIVES.match(match.group())
-            start = match.start() + (lead.end() if lead else 0)
-            value = reading.text[start : match.end()].strip(" ,")
-            if re.search(r"\d", value) and re.search(r"[^\W\d_]{2}", value):
-                return Fill(value, TYPED, ((start, match.end()),))
+        text = _NO_STREET.sub(lambda match: "," * len(match.group()), _masked(reading, used))
+        match = _STREET.search(text)
+        if match and re.search(r"[^\W\d_]{2}", match.group()):
+            return Fill(match.group().strip(" ,"), TYPED, (match.span(),))
     return None
 
 
