@@ -1,4 +1,4 @@
-"""Time: the real clock and the protocol a fake one implements. Nothing else in Stepwell asks the system for the time."""
+"""Time: the real clock and the protocol a fake one implements. Nothing else here asks the system for it."""
 
 from __future__ import annotations
 

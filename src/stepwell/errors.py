@@ -101,7 +101,10 @@ __all__ = [
 ]
 
 TimeoutKind = Literal["connect", "first_token", "idle", "attempt"]
+"""Which deadline of a model call passed."""
+
 CancelKind = Literal["user", "caller", "deadline", "superseded", "shutdown", "lost"]
+"""Who cancelled a turn."""
 
 
 class StepwellError(Exception):
@@ -196,7 +199,7 @@ class OperatorError(StepwellError):
 
 
 class LlmSetupError(OperatorError):
-    """A model cannot be called as configured: credentials, provider, model, parameter or tool binding. Never retried."""
+    """A model cannot be called as configured: credentials, provider, model, parameter, tools. Never retried."""
 
 
 class StoreError(OperatorError):
@@ -336,8 +339,8 @@ class ModelTimeoutError(ModelInvocationError):
     def __init__(
         self, message: str, /, kind: TimeoutKind, *, cause: BaseException | None = None, **ids: str | int | None
     ) -> None:
-        super().__init__(message, cause=cause, **ids)
-        self.ids["kind"] = kind
+        super().__init__(message, cause=cause)
+        self.ids.update({k: v for k, v in {**ids, "kind": kind}.items() if v is not None})
         self.kind: TimeoutKind = kind
 
 

@@ -97,7 +97,7 @@ class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
     id: str
     name: str
-    args: Any = msgspec.field(default_factory=dict)
+    args: Any = msgspec.field(default_factory=dict[str, Any])
     key: str = ""
 
 

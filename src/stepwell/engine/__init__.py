@@ -1,6 +1,6 @@
 """Turns: an input becomes units, every unit a commit, and the caller sees events and a result."""
 
-from ._engine import Engine, Limits
+from ._engine import Engine, Limits, TurnOptions
 from ._events import (
     Accepted,
     AttemptStarted,
@@ -46,6 +46,7 @@ __all__ = [
     "TurnEvent",
     "TurnFailure",
     "TurnFinished",
+    "TurnOptions",
     "TurnResult",
     "TurnStarted",
     "UnitStarted",

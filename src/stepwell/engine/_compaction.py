@@ -34,7 +34,7 @@ async def compact(working: Working, rules: Sequence[SummaryRule], waiting: Calla
             continue
         try:
             changed = await _compact(working, rule, history.messages) or changed
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - compaction never fails a turn
             working.log("warning", "compaction failed", {"namespace": rule.ns, "error": type(error).__name__})
             changed = True
     return changed

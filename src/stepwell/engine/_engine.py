@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, TypedDict, Unpack, cast
 
 import anyio
 import msgspec
@@ -33,9 +33,7 @@ from stepwell.flow import Flow, FlowDefinition
 from stepwell.messages import FilePart, JsonObject, TextPart, UserMessage
 from stepwell.models import ModelGateway, ModelSelection
 from stepwell.models.providers import Providers
-from stepwell.sessions import SessionStore, SessionSummary
-from stepwell.sessions._open import open_store
-from stepwell.sessions.transfer import export_session, import_session
+from stepwell.sessions import SessionStore, SessionSummary, export_session, import_session, open_store
 
 from ._events import Listener, TurnStream
 from ._owner import owner_id
@@ -43,10 +41,21 @@ from ._result import TurnResult
 from ._turn import Turn, TurnInput, wrap
 from ._warm import WarmSessions
 
-__all__ = ["Engine", "Limits"]
+__all__ = ["Engine", "Limits", "TurnOptions"]
 
 _SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
 _logger = logging.getLogger("stepwell.engine")
+_turn_logger = logging.getLogger("stepwell.turn")
+
+
+class TurnOptions(TypedDict, total=False):
+    """Options of a turn; see `Engine.run`."""
+
+    session_id: str | None
+    config: Mapping[str, Any] | None
+    idempotency_key: str | None
+    on_busy: Literal["queue", "reject"] | None
+    busy_timeout: float | None
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,19 +224,23 @@ class Engine:
 
         Cancelling the caller cancels the turn, kind `caller`.
         """
-        turn = await self._start(flow, message, session_id, config, idempotency_key, on_busy, busy_timeout, False)
+        options: TurnOptions = {"session_id": session_id, "config": config, "idempotency_key": idempotency_key}
+        options |= {"on_busy": on_busy, "busy_timeout": busy_timeout}
+        turn = self._start(flow, message, options, watch=False)
         await self._finish(turn)
         if isinstance(turn.error, _MISUSE):
             raise turn.error
         return turn.result
 
-    async def run_or_raise(self, flow: str, message: str | UserMessage | None = None, **options: Any) -> TurnResult:
+    async def run_or_raise(
+        self, flow: str, message: str | UserMessage | None = None, **options: Unpack[TurnOptions]
+    ) -> TurnResult:
         """As `run`, but a failed turn raises its typed error.
 
         Raises:
             StepwellError: What failed the turn; an author's exception is the cause of a `HandlerError`.
         """
-        turn = await self._start_options(flow, message, False, options)
+        turn = self._start(flow, message, options, watch=False)
         await self._finish(turn)
         if turn.error is not None:
             raise wrap(cast("Exception", turn.error))
@@ -235,7 +248,12 @@ class Engine:
 
     @asynccontextmanager
     async def stream(
-        self, flow: str, message: str | UserMessage | None = None, *, detached: bool = False, **options: Any
+        self,
+        flow: str,
+        message: str | UserMessage | None = None,
+        *,
+        detached: bool = False,
+        **options: Unpack[TurnOptions],
     ) -> AsyncGenerator[Turn]:
         """Run one turn and watch it: `async for event in turn`, then `turn.result`; `turn.text` at any time.
 
@@ -245,7 +263,7 @@ class Engine:
             detached: Let the turn go on when the block is left; otherwise that cancels it, kind `caller`.
             **options: See `run`.
         """
-        turn = await self._start_options(flow, message, True, options)
+        turn = self._start(flow, message, options, watch=True)
         try:
             yield turn
         finally:
@@ -256,25 +274,7 @@ class Engine:
         if turn.done.is_set() and isinstance(turn.error, _MISUSE):
             raise turn.error
 
-    async def _start_options(
-        self, flow: str, message: str | UserMessage | None, watch: bool, options: dict[str, Any]
-    ) -> Turn:
-        names = ("session_id", "config", "idempotency_key", "on_busy", "busy_timeout")
-        if unknown := set(options) - set(names):
-            raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
-        return await self._start(flow, message, *(options.get(name) for name in names), watch)  # pyright: ignore[reportArgumentType]
-
-    async def _start(
-        self,
-        flow: str,
-        message: str | UserMessage | None,
-        session_id: str | None,
-        config: Mapping[str, Any] | None,
-        key: str | None,
-        on_busy: Literal["queue", "reject"] | None,
-        busy_timeout: float | None,
-        watch: bool,
-    ) -> Turn:
+    def _start(self, flow: str, message: str | UserMessage | None, options: TurnOptions, *, watch: bool) -> Turn:
         if self._group is None or self._closed:
             raise EngineClosedError("The engine is not running: use it inside `async with Engine(...)`.")
         definition = self.definitions.get(flow)
@@ -283,13 +283,15 @@ class Engine:
                 f"There is no flow {flow!r} (registered: {', '.join(sorted(self.definitions)) or 'none'}).", flow=flow
             )
         cls = definition.cls
+        session_id, key = options.get("session_id"), self._key(options.get("idempotency_key"))
+        busy_timeout = options.get("busy_timeout")
         given = TurnInput(
             definition=definition,
             message=self._message(message, definition),
             session_id=self.check_session_id(session_id) if session_id is not None else None,
-            config=self._config(config),
-            key=self._key(key),
-            on_busy=on_busy or cls.on_busy,
+            config=self._config(options.get("config")),
+            key=key,
+            on_busy=options.get("on_busy") or cls.on_busy,
             busy_timeout=cls.busy_timeout if busy_timeout is None else busy_timeout,
         )
         index = (definition.id, session_id, key) if key is not None else None
@@ -369,7 +371,7 @@ class Engine:
 
     async def import_session(self, document: Mapping[str, Any], *, session_id: str | None = None) -> str:
         """Take an exported document back, under its own or another id; returns the id."""
-        return await import_session(self.store, document, session_id=session_id)
+        return await import_session(self.store, dict(document), session_id=session_id)
 
     async def exists(self, session_id: str) -> bool:
         """Whether a session is stored."""
@@ -501,11 +503,16 @@ class Engine:
         _logger.warning("%s: %s (session %s)", what, code, session or "-", exc_info=_author_error(error))
 
     def _listeners_of_turn(self) -> tuple[Listener, ...]:
-        if not self._telemetry:
-            return self._listeners
-        from ._telemetry import TurnSpans
+        listeners = self._listeners
+        if self._telemetry:
+            from ._telemetry import TurnSpans
 
-        return (*self._listeners, TurnSpans(capture_content=self._capture_content))
+            listeners = (*listeners, TurnSpans(capture_content=self._capture_content))
+        if _turn_logger.isEnabledFor(logging.DEBUG):
+            from ._telemetry import TurnLog
+
+            listeners = (*listeners, TurnLog(capture_content=self._capture_content))
+        return listeners
 
     async def _renew_leases(self) -> None:
         """Renew every lease at a third of its time."""

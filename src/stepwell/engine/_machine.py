@@ -70,8 +70,8 @@ class FlowMachine:
         step = self._known(head.workflow.current)
         if step is None:
             raise MigrationError(
-                f"Session {head.id} stands on stage {head.workflow.current}, which {self.flow.id} no longer has: add the "
-                "old id to the aliases of the stage that replaced it, or a migration.",
+                f"Session {head.id} stands on stage {head.workflow.current}, which {self.flow.id} no longer has: add "
+                "the old id to the aliases of the stage that replaced it, or a migration.",
                 session_id=head.id,
                 flow=self.flow.id,
                 stage=head.workflow.current,
@@ -184,17 +184,18 @@ class FlowMachine:
         turn.hops += 1
         if turn.hops > self.flow.max_logic_hops:
             raise LogicLoopError(
-                f"More than {self.flow.max_logic_hops} logic steps ran in a row, the last was {step.id}: let one of them "
-                "lead to a step that talks, or raise max_logic_hops.",
+                f"More than {self.flow.max_logic_hops} logic steps ran in a row, the last was {step.id}: let one of "
+                "them lead to a step that talks, or raise max_logic_hops.",
                 flow=self.flow.id,
                 stage=step.id,
             )
         value: Any = await cast("Any", step).run_logic()
-        if isinstance(value, type) and issubclass(value, Step):
+        if isinstance(value, type):
             value = Go(cast("Any", value))
         if not isinstance(value, (Go, DirectTo, Finish)):
             raise InvalidOutcomeError(
-                f"run_logic of {step.id} returned a {type(value).__name__}: return go, direct_to, finish or a step class.",
+                f"run_logic of {step.id} returned a {type(value).__name__}: return go, direct_to, finish or a step "
+                "class.",
                 flow=self.flow.id,
                 stage=step.id,
                 hook="run_logic",
@@ -213,7 +214,7 @@ class FlowMachine:
     async def _run(self, step: Step[Any, Any], visit: Visit) -> Decided:
         """A step that replaced `run`: the whole visit is this unit."""
         step._visit = visit  # pyright: ignore[reportPrivateUsage]
-        visit.routed = None
+        visit.routed = cast("Decided | None", None)
         said = self._input(step)
         content = await step.run(said.text if said else None)
         decided = visit.routed

@@ -42,8 +42,8 @@ from stepwell.sessions import (
     TurnRecord,
     VisitRecord,
     WorkflowRecord,
+    migrate_head,
 )
-from stepwell.sessions.migrations import migrate_head
 
 from ._compaction import compact
 from ._events import Committed, TurnEvent, TurnFinished, TurnStarted, TurnStream
@@ -172,7 +172,7 @@ class Turn:
         try:
             async with self._engine.line(self._given, self.session_id or None):
                 return await self._run()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever fails a turn becomes its result
             if self._working is not None and self._working.head.turn is not None and self._lease is not None:
                 return await self._failed(error)
             await self._give_up()
@@ -185,7 +185,7 @@ class Turn:
         return await self._units_until_done(compacting=True)
 
     async def _units_until_done(self, *, compacting: bool) -> TurnResult:
-        _working, machine = self.working, cast("FlowMachine", self._machine)
+        machine = cast("FlowMachine", self._machine)
         while True:
             done = await machine.advance()
             if done is not None:
@@ -203,13 +203,13 @@ class Turn:
 
     async def _begin(self) -> TurnResult | None:
         """Acquire or create the session and open the turn; or the stored result of the same input."""
-        given, _engine = self._given, self._engine
+        given = self._given
         target = given.session_id
         if target is None:
             target = session_id_from(given.definition.id, given.key) if given.key else None
-            if target is None or not await self._exists(target):
-                if await self._create(target or new_id()):
-                    return None
+            known = target is not None and await self._engine.exists(target)
+            if not known and await self._create(target or new_id()):
+                return None
         visited: set[str] = set()
         while True:
             assert target is not None
@@ -231,9 +231,6 @@ class Turn:
                 return None
             await self._open()
             return None
-
-    async def _exists(self, session: str) -> bool:
-        return await self._engine.exists(session)
 
     async def _create(self, session: str) -> bool:
         """A new session, with the turn's opening commit. `False`: somebody else created it first."""
@@ -320,10 +317,10 @@ class Turn:
         head.revision = acquired.revision
         self._check_flow(head)
         cls = self._given.definition.cls
-        if head.workflow.schema_version != cls.schema_version:
-            head = migrate_head(head, cls.schema_version, cls.migrations, flow_id=cls.id, aliases=cls.aliases)
-            head.revision = acquired.revision
-        head.workflow.id = cls.id
+        if head.workflow.schema_version != cls.schema_version or head.workflow.id != cls.id:
+            head = migrate_head(
+                head, flow=cls.id, version=cls.schema_version, migrations=cls.migrations, aliases=cls.aliases
+            )
         working = self._attach(head)
         await working.load()
         return head
@@ -373,7 +370,7 @@ class Turn:
         self.working.begin(TurnStream())
         try:
             await self._units_until_done(compacting=False)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the old turn's failure must not fail the new one
             await self._failed(error, keep_lease=True)
         finally:
             self.run_id, self.invocation_id = mine
@@ -478,6 +475,7 @@ class Turn:
         step = working.step_id
         commit = working.commit(release=release)
         expected = working.head.revision
+        revision = expected + 1
         with CancelScope(shield=True):
             revision = await self._save(lease, commit, expected)
         working.committed(revision)
@@ -569,14 +567,15 @@ class Turn:
             return self._result_of(error)
         machine = cast("FlowMachine", self._machine)
         self._stream.blank()
+        abort = False
         with CancelScope(shield=True):
-            abort = False
             try:
                 await machine.clean_up()
                 abort = await machine.flow.on_turn_error(error) == "abort"
-            except Exception as broken:
+            except Exception as broken:  # noqa: BLE001 - the first error is the one that counts
                 working.log("error", "clean-up or on_turn_error raised", {"error": type(broken).__name__})
             return await self._close_failed(error, abort, None, release=not keep_lease)
+        return self._result_of(error)
 
     async def _close_failed(
         self, error: Exception, abort: bool, kind: CancelKind | None, *, release: bool = True
@@ -600,7 +599,7 @@ class Turn:
             began = batch is not None and call.id in batch.started
             outcome: Literal["unknown", "not_run"] = "unknown" if began else "not_run"
             text = (
-                "The turn ended while this call was running: whether it had an effect is unknown. Do not repeat it blindly."
+                "The turn ended while this call was running: whether it had an effect is unknown. Do not repeat it."
                 if began
                 else "The turn ended before this call was run."
             )
@@ -656,7 +655,7 @@ class Turn:
                     self.result = await self._close_failed(error, False, kind)
                     return
                 await self._give_up()
-            except Exception as broken:
+            except Exception as broken:  # noqa: BLE001 - reported; the turn is over either way
                 self._engine.report("a cancelled turn could not be closed", broken, self.session_id)
         self.result = self._result_of(error)
 

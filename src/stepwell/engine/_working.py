@@ -265,7 +265,7 @@ class Working:
     def add_message(self, ns: str, stage: str, message: Message) -> Message:
         """See `Runtime`."""
         if not message.id:
-            message = cast("Message", msgspec.structs.replace(message, id=self.new_id(stage)))
+            message = msgspec.structs.replace(message, id=self.new_id(stage))
         if (scope := _scope.get()) is not None:
             scope.record("message", ns, stage, message)
             scope.messages.setdefault(ns, []).append(message)

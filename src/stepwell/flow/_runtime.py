@@ -22,8 +22,15 @@ class Runtime(Protocol):
     Reads give what the calling tool handler, if there is one, has staged itself; writes are staged for it.
     """
 
-    session_id: str
-    context: JsonObject
+    @property
+    def session_id(self) -> str:
+        """Id of the session."""
+        ...
+
+    @property
+    def context(self) -> JsonObject:
+        """The session's context. Not to be changed by the caller."""
+        ...
 
     def now(self) -> float:
         """Unix time in seconds."""
@@ -92,12 +99,35 @@ class Runtime(Protocol):
 class UnitRuntime(Runtime, Protocol):
     """The part that only the runner of a step needs, not the step."""
 
-    clock: Clock
-    observer: LoopObserver
-    visit: VisitState
-    run_id: str
-    step_id: str
-    cancelled: threading.Event
+    @property
+    def clock(self) -> Clock:
+        """Time."""
+        ...
+
+    @property
+    def observer(self) -> LoopObserver:
+        """Whom to tell."""
+        ...
+
+    @property
+    def visit(self) -> VisitState:
+        """The current visit."""
+        ...
+
+    @property
+    def run_id(self) -> str:
+        """The run."""
+        ...
+
+    @property
+    def step_id(self) -> str:
+        """The unit."""
+        ...
+
+    @property
+    def cancelled(self) -> threading.Event:
+        """Set once the turn is cancelled."""
+        ...
 
     def with_summary(self, ns: str, prompt: str | None) -> str | None:
         """The prompt, with the summary of a compacted namespace behind it."""

@@ -13,5 +13,17 @@
 from ._clock import FakeClock
 from ._harness import TurnHarness
 from ._scripted import Call, Reply, Scripted, ScriptedModel, ScriptError
+from ._store_conformance import SessionStoreConformance
+from ._store_processes import SessionStoreProcessConformance
 
-__all__ = ["Call", "FakeClock", "Reply", "ScriptError", "Scripted", "ScriptedModel", "TurnHarness"]
+__all__ = [
+    "Call",
+    "FakeClock",
+    "Reply",
+    "ScriptError",
+    "Scripted",
+    "ScriptedModel",
+    "SessionStoreConformance",
+    "SessionStoreProcessConformance",
+    "TurnHarness",
+]

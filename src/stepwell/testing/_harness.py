@@ -69,7 +69,7 @@ class TurnHarness:
         self.session_id: str | None = None
         names = dict.fromkeys((*providers, "scripted", "openai", "anthropic", "google", "offline"))
         self._flows = (flow, *also)
-        self._options = {"models": Providers({name: _Named(model) for name in names}), **options}
+        self._options: dict[str, Any] = {"models": Providers({name: _Named(model) for name in names}), **options}
         self.engine: Engine = self._engine()
 
     def _engine(self) -> Engine:
