@@ -9,7 +9,14 @@ import msgspec
 
 from stepwell._json import json_copy
 from stepwell.errors import FlowDefinitionError
-from stepwell.loop import CallPolicyOverride, LlmAttemptErrorContext, LlmBlockedContext, LlmErrorContext, StreamMode
+from stepwell.loop import (
+    NO_OVERRIDE,
+    CallPolicyOverride,
+    LlmAttemptErrorContext,
+    LlmBlockedContext,
+    LlmErrorContext,
+    StreamMode,
+)
 from stepwell.messages import JsonObject, JsonValue
 from stepwell.models import Candidate
 from stepwell.outcomes import Direct, DirectTo, Finish, Go, RetryWithModel
@@ -57,7 +64,7 @@ class Stage:
 
     def config_llm_call_policy(self) -> CallPolicyOverride:
         """Change fields of the workflow's call policy for this stage."""
-        return CallPolicyOverride()
+        return NO_OVERRIDE
 
     def define_tools(self) -> Sequence[ToolDefinition]:
         """Declare tools; they are exposed only where `use_tools` names them. Read once per class."""

@@ -10,7 +10,14 @@ from stepwell.errors import FlowDefinitionError
 from stepwell.flow._memory import Conversation, FlowMemory, Memory, conversation
 from stepwell.flow._runtime import Runtime
 from stepwell.flow._step import Step, TerminateSessionStep, checked_patch, read_state
-from stepwell.loop import CallPolicy, LlmAttemptErrorContext, LlmBlockedContext, LlmErrorContext, StreamMode
+from stepwell.loop import (
+    DEFAULT_POLICY,
+    CallPolicy,
+    LlmAttemptErrorContext,
+    LlmBlockedContext,
+    LlmErrorContext,
+    StreamMode,
+)
 from stepwell.messages import JsonValue
 from stepwell.models import ModelSelection
 from stepwell.stage import BlockedResult, ErrorResult
@@ -91,7 +98,7 @@ class Flow:
 
     def config_llm_call_policy(self) -> CallPolicy:
         """Attempts, delays, deadlines, rounds."""
-        return CallPolicy()
+        return DEFAULT_POLICY
 
     async def init(self) -> None:
         """Per-turn set-up; sees `get_context("config...")`, neither engine nor session yet."""

@@ -11,7 +11,7 @@ from typing_extensions import TypeVar
 from stepwell._json import json_copy, read_path
 from stepwell.errors import FlowDefinitionError, InvalidOutcomeError
 from stepwell.flow._memory import Memory, check_namespace
-from stepwell.loop import CallPolicy
+from stepwell.loop import NO_OVERRIDE, CallPolicy
 from stepwell.messages import JsonObject, JsonValue, Message, UserMessage, gen_message_id
 from stepwell.models import LlmType, ModelSelection
 from stepwell.outcomes import Direct, DirectTo, Finish, Go
@@ -224,7 +224,8 @@ class Step(Stage, Generic[OutputT, StateT]):
     def get_llm_call_policy(self) -> CallPolicy:
         """The resolved call policy of this step."""
         if self._policy is None:
-            self._policy = self._flow.get_llm_call_policy().merge(self.config_llm_call_policy())
+            policy, override = self._flow.get_llm_call_policy(), self.config_llm_call_policy()
+            self._policy = policy if override is NO_OVERRIDE else policy.merge(override)
         return self._policy
 
     def get_llm_type(self) -> LlmType:

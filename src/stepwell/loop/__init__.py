@@ -3,11 +3,23 @@
 from stepwell.loop._batch import Batch, BatchResult, Ran
 from stepwell.loop._contexts import LlmAttemptErrorContext, LlmBlockedContext, LlmErrorContext, Rejection
 from stepwell.loop._host import CallScope, LoopHost, LoopObserver, StreamMode, Verdict, VisitState
-from stepwell.loop._policy import UNSET, AskShorter, CallPolicy, CallPolicyOverride, EmptyPolicy, RaiseCap, Unset
+from stepwell.loop._policy import (
+    DEFAULT_POLICY,
+    NO_OVERRIDE,
+    UNSET,
+    AskShorter,
+    CallPolicy,
+    CallPolicyOverride,
+    EmptyPolicy,
+    RaiseCap,
+    Unset,
+)
 from stepwell.loop._round import Accepted, Terminal, run_round
 from stepwell.loop._watch import Watchdog
 
 __all__ = [
+    "DEFAULT_POLICY",
+    "NO_OVERRIDE",
     "UNSET",
     "Accepted",
     "AskShorter",

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Final, Literal, Self, TypeAlias
 
-__all__ = ["UNSET", "AskShorter", "CallPolicy", "CallPolicyOverride", "EmptyPolicy", "RaiseCap", "Unset"]
+__all__ = [
+    "DEFAULT_POLICY",
+    "NO_OVERRIDE",
+    "UNSET",
+    "AskShorter",
+    "CallPolicy",
+    "CallPolicyOverride",
+    "EmptyPolicy",
+    "RaiseCap",
+    "Unset",
+]
 
 
 class Unset:
@@ -142,3 +152,10 @@ class CallPolicyOverride:
 
     def __post_init__(self) -> None:
         CallPolicy().merge(self)
+
+
+DEFAULT_POLICY: Final = CallPolicy()
+"""What a flow that says nothing gets; one object, since a turn builds nothing but its own data."""
+
+NO_OVERRIDE: Final = CallPolicyOverride()
+"""What a stage that says nothing gets."""
