@@ -188,10 +188,7 @@ class Talk:
     def phrases(self) -> tuple[str, ...]:
         """Names in what was shown lately and in the system prompt, longest first."""
         texts = [m.text for m in self.messages[-12:] if isinstance(m, (AssistantMessage, DirectMessage))]
-        name = (
-            r"[^\W\d_a-z][\w'-]*(?: (?:de|da|do|la|le|des|am|an|der|del|of|the|[^\W\d_a-z][\w'-]*))* [^\W\d_a-z][\w'-]*"
-        )
-        found = {match for text in [self.system[:20_000], *texts] for match in re.findall(name, text[:20_000])}
+        found = {match for text in [self.system[:20_000], *texts] for match in _NAME.findall(text[:20_000])}
         return tuple(sorted(found, key=lambda phrase: (-len(phrase), phrase)))
 
     # --- what to do
@@ -518,6 +515,10 @@ def _is_chat(text: str) -> bool:
     )
 
 
+_NAME = re.compile(
+    r"(?<![\w'-])[^\W\d_a-z][\w'-]*"
+    r"(?: (?:de|da|do|la|le|des|am|an|der|del|of|the|[^\W\d_a-z][\w'-]*))* [^\W\d_a-z][\w'-]*"
+)
 _YES_OR_NO = re.compile(
     r"(?:or|and|so|then)?,?\s*(?:shall|should|do|does|did|is|are|would|will|may|can|could|ready|want)\b", re.IGNORECASE
 )
@@ -547,7 +548,7 @@ def _joined(*parts: str) -> str:
 
 def _line(system: str, label: str) -> str:
     """The last line of the prompt that begins with this label."""
-    found = re.findall(rf"(?mi)^\W*{label}:[ \t]*(\S[^\n]*)$", system)
+    found = re.findall(rf"(?mi)^[^\w\n]{{0,8}}{label}:[ \t]*(\S[^\n]*)$", system)
     return str(found[-1]).strip().strip('"') if found else ""
 
 

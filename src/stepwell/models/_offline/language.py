@@ -484,9 +484,10 @@ def find_nights(text: str) -> tuple[int, Span] | None:
 
 # --- addresses, yes and no -------------------------------------------------------------------------------------------
 
-_EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)*", re.ASCII)
+_EMAIL = re.compile(r"[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){0,8}", re.ASCII)
 _SPELLED_EMAIL = re.compile(
-    r"\b[\w.+-]+(?:\s+dot\s+[\w+-]+)*\s+(?:at|\(at\)|\[at\])\s+[\w-]+(?:\s*(?:\.|\bdot\b|\(dot\)|\[dot\])\s*[\w-]+)+",
+    r"\b[\w.+-]{1,64}(?:\s+dot\s+[\w+-]{1,64}){0,4}\s+(?:at|\(at\)|\[at\])\s+[\w-]{1,63}"
+    r"(?:\s*(?:\.|\bdot\b|\(dot\)|\[dot\])\s*[\w-]{1,63}){1,8}",
     re.IGNORECASE | re.ASCII,
 )
 _PHONE = re.compile(r"(?<!\w)\+?\d(?:[ ()/-]{0,2}\d){6,14}(?!\w)", re.ASCII)

@@ -594,7 +594,7 @@ def _parts_of_names(reading: Reading, used: list[Span], known: Known) -> list[tu
 def _unknown_names(reading: Reading, used: list[Span], known: Known) -> list[tuple[Span, Any]]:
     """Names that were not shown but share a word with one that was: "Hotel Nowhere"."""
     shared = {one for phrase in known.phrases for one in content_stems(phrase)}
-    names = re.finditer(r"[A-Z][\w'-]*(?: [A-Z][\w'-]*)+", _masked(reading, used))
+    names = re.finditer(r"(?<![\w'-])[A-Z][\w'-]*(?: [A-Z][\w'-]*)+", _masked(reading, used))
     return [(name.span(), name.group()) for name in names if shared & set(content_stems(name.group()))]
 
 
@@ -622,7 +622,7 @@ def _list(slot: Slot, item: Slot, reading: Reading, used: list[Span], known: Kno
 
 
 _PARTICLES = frozenset(listed("van von de der la di da bin"))
-_NAME_WORD = r"[^\W\d_][\w'.-]*"
+_NAME_WORD = r"[^\W\d_][\w'.-]{0,30}"
 _NAME_CUE = re.compile(
     rf"\b(?:my (?:full )?name is|my name's|name is|name:|i am|i'm|this is|call me|it's|on behalf of|for)\s+"
     rf"((?:(?:Mr|Mrs|Ms|Dr|Prof)\.?\s+)?{_NAME_WORD}(?:\s+{_NAME_WORD}){{0,4}})",
@@ -673,7 +673,9 @@ def _person(slot: Slot, reading: Reading, used: list[Span], known: Known) -> Fil
             at = match.start(1)
             return Fill(name, EXPLICIT if clear or name[:1].isupper() else TYPED, ((at, at + len(name)),))
     if reading.emails or slot.name == known.expected:
-        for match in re.finditer(r"[A-Z][\w'-]+(?:\s+(?:van|von|de|der|la|di|da|[A-Z][\w'.-]*)){1,4}", text):
+        for match in re.finditer(
+            r"(?<![\w'-])[A-Z][\w'-]{1,30}(?:\s+(?:van|von|de|der|la|di|da|[A-Z][\w'.-]*)){1,4}", text
+        ):
             name = _name_in(match.group(), lower=False)
             if " " in name:
                 return Fill(name, TYPED, ((match.start(), match.start() + len(name)),))
@@ -702,10 +704,9 @@ def _place(reading: Reading, used: list[Span]) -> Fill | None:
 
 
 _STREET = re.compile(
-    r"\d{1,5}[a-z]?,?\s+(?:[^\W\d_][\w'.-]*\s?){1,4}|(?:[^\W\d_][\w'.-]*\s){1,4}\d{1,5}[a-z]?\b", re.IGNORECASE
+    rf"(?<![\w'.-])(?:\d{{1,5}}[a-z]?,?\s+(?:{_NAME_WORD}\s?){{1,4}}|(?:{_NAME_WORD}\s){{1,4}}\d{{1,5}}[a-z]?\b)",
+    re.IGNORECASE,
 )
-
-
 _NO_STREET = re.compile(r"\0|\b(?:i|we|live|lives|am|at|in|on|my|address|is|it's)\b", re.IGNORECASE)
 
 
