@@ -9,9 +9,10 @@ part of the stored format: a change needs a new `RECORD_VERSION` and an upcast i
 
 from __future__ import annotations
 
-import secrets
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from functools import lru_cache
+from os import urandom
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -57,8 +58,14 @@ def gen_message_id(stage: str, now: float) -> str:
         stage: Id of the stage the message belongs to; crossing detection reads it.
         now: Unix time in seconds.
     """
-    moment = datetime.fromtimestamp(now, UTC)
-    return f"{stage}|{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z|{secrets.token_hex(4)}"
+    seconds = int(now)
+    return f"{stage}|{_second(seconds)}.{int((now - seconds) * 1000):03d}Z|{urandom(4).hex()}"
+
+
+@lru_cache(maxsize=4)
+def _second(seconds: int) -> str:
+    """A second as text; formatting it costs more than the rest of an id, and many ids share one."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
 class TextPart(msgspec.Struct, frozen=True, tag="text"):

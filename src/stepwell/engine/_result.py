@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -14,18 +13,16 @@ from stepwell.sessions import ModelUsage
 __all__ = ["TurnFailure", "TurnResult"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnFailure:
+class TurnFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Why a turn failed. `code` is stable; `message` holds no content of the conversation."""
 
     code: str
     message: str
     retryable: bool = False
-    ids: Mapping[str, str | int] = field(default_factory=dict[str, "str | int"])
+    ids: Mapping[str, str | int] = msgspec.field(default_factory=dict[str, str | int])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnResult:
+class TurnResult(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of one turn.
 
     Attributes:
@@ -56,7 +53,7 @@ class TurnResult:
     content_type: str = "text/plain"
     previous_session_id: str | None = None
     resumed: bool = False
-    usage: Mapping[str, ModelUsage] = field(default_factory=dict[str, ModelUsage])
+    usage: Mapping[str, ModelUsage] = msgspec.field(default_factory=dict[str, ModelUsage])
     units: int = 0
     error: TurnFailure | None = None
 

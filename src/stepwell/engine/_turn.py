@@ -8,7 +8,6 @@ There is no channel yet, so nothing is settled between the last unit's commit an
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import anyio
@@ -59,8 +58,7 @@ if TYPE_CHECKING:
 __all__ = ["Turn", "TurnInput"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnInput:
+class TurnInput(msgspec.Struct, frozen=True, kw_only=True):
     """What a caller asked for, checked."""
 
     definition: FlowDefinition

@@ -51,6 +51,9 @@ __all__ = ["History", "Scope", "Working"]
 
 StateOp = Literal["save", "merge", "remove"]
 
+_NEVER = threading.Event()
+"""Outside of a turn nothing is cancelled."""
+
 _scope: ContextVar[Scope | None] = ContextVar("stepwell_call_scope", default=None)
 
 
@@ -167,7 +170,7 @@ class Working:
         self.visit: VisitState = cast("VisitState", None)
         self.run_id = ""
         self.step_id = ""
-        self.cancelled = threading.Event()
+        self.cancelled = _NEVER
         self.executing = head.workflow.current
         self.gateways: dict[ModelSelection, ModelGateway] = {}
         self._transient: dict[str, JsonObject] = {}

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
+import msgspec
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from stepwell.errors import (
@@ -258,7 +259,7 @@ class _Round:
             return self._reject(candidate, "truncated_tool_call" if cut else "malformed_tool_call", selection)
         if structured and not candidate.tool_calls:
             try:
-                candidate = replace(candidate, object=self.host.parse_output(candidate.text))
+                candidate = msgspec.structs.replace(candidate, object=self.host.parse_output(candidate.text))
             except ValueError as error:
                 if "schema" in self.policy.auto_reject:
                     return self._reject(candidate, "schema", selection, str(error))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -12,8 +11,8 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from ..errors import LlmSetupError
-from ..messages import FilePart, JsonObject, JsonValue, Message, ReasoningPart, ToolCall, Usage
+from stepwell.errors import LlmSetupError
+from stepwell.messages import FilePart, JsonObject, JsonValue, Message, ReasoningPart, ToolCall, Usage
 
 __all__ = [
     "Candidate",
@@ -241,7 +240,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
 
     stop: StopReason
     raw: str | None = None
-    details: JsonObject = msgspec.field(default_factory=dict)
+    details: JsonObject = msgspec.field(default_factory=dict[str, Any])
     provider_data: JsonObject | None = None
     model: str | None = None
 
@@ -273,8 +272,7 @@ class ModelGateway(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """A whole reply that has not been accepted yet: what `check_response` judges.
 
     Attributes:
@@ -302,8 +300,8 @@ class Candidate:
     object: JsonValue = None
     files: tuple[FilePart, ...] = ()
     raw_reason: str | None = None
-    details: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    usage: Usage = field(default_factory=Usage)
+    details: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    usage: Usage = Usage()
     provider_data: JsonObject | None = None
 
     @property
