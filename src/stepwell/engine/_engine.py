@@ -459,26 +459,32 @@ class Engine:
 
     # -- for turns
 
-    @asynccontextmanager
-    async def line(self, given: TurnInput, session: str | None) -> AsyncGenerator[None]:
-        """Turns of one session, one after the other, first come first served."""
-        if session is None:
-            yield
-            return
+    async def enter_line(self, given: TurnInput, session: str) -> None:
+        """Wait until it is this turn's turn on a session: one after the other, first come first served.
+
+        Raises:
+            SessionBusyError: The busy policy, or its time, does not allow to wait.
+        """
         line = self._lines.get(session)
         if line is None:
             line = self._lines[session] = _Line()
         line.users += 1
         try:
             await line.enter(given, session, self.clock)
-            try:
-                yield
-            finally:
-                line.lock.release()
-        finally:
-            line.users -= 1
-            if not line.users:
-                del self._lines[session]
+        except BaseException:
+            self._left(session, line)
+            raise
+
+    def leave_line(self, session: str) -> None:
+        """Let the next turn of the session begin."""
+        line = self._lines[session]
+        line.lock.release()
+        self._left(session, line)
+
+    def _left(self, session: str, line: _Line) -> None:
+        line.users -= 1
+        if not line.users:
+            del self._lines[session]
 
     def waiting(self, session: str) -> bool:
         """Whether another input waits for the session in this process."""

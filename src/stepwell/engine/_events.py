@@ -214,7 +214,7 @@ class TurnStream:
     def __init__(self, listeners: tuple[Listener, ...] = ()) -> None:
         self._listeners = listeners
         self._buffer: deque[TurnEvent] | None = None
-        self._wake = asyncio.Event()
+        self._wake: asyncio.Event | None = None
         self._closed = False
         self._shown: dict[str, list[str]] = {}
         self._step = ""
@@ -229,17 +229,18 @@ class TurnStream:
         """Keep events for a reader from now on."""
         if self._buffer is None:
             self._buffer = deque()
+            self._wake = asyncio.Event()
 
     async def next(self) -> TurnEvent | None:
         """The next event; `None` after the last."""
-        buffer = self._buffer
-        if buffer is None:
+        buffer, wake = self._buffer, self._wake
+        if buffer is None or wake is None:
             return None
         while not buffer:
             if self._closed:
                 return None
-            self._wake.clear()
-            await self._wake.wait()
+            wake.clear()
+            await wake.wait()
         return buffer.popleft()
 
     def text(self, text: str) -> None:
@@ -299,7 +300,8 @@ class TurnStream:
     def close(self) -> None:
         """No more events."""
         self._closed = True
-        self._wake.set()
+        if self._wake is not None:
+            self._wake.set()
 
     # -- the rest of LoopObserver
 
@@ -376,5 +378,5 @@ class TurnStream:
                 buffer[-1] = TextDelta(event.step, last.text + event.text)
                 return
         buffer.append(event)
-        if len(buffer) == 1:
+        if len(buffer) == 1 and self._wake is not None:
             self._wake.set()

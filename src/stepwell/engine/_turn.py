@@ -7,6 +7,7 @@ There is no channel yet, so nothing is settled between the last unit's commit an
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -91,7 +92,7 @@ class Turn:
         self.session_id = given.session_id or ""
         self.result: TurnResult = cast("TurnResult", None)
         self.error: BaseException | None = None
-        self.done = anyio.Event()
+        self.done = asyncio.Event()
         self.incarnation = ""
         self.key_index: tuple[str, str | None, str] | None = None
         self._engine = engine
@@ -167,9 +168,15 @@ class Turn:
             self.done.set()
 
     async def _guarded(self) -> TurnResult:
+        session = self._given.session_id
         try:
-            async with self._engine.line(self._given, self.session_id or None):
+            if session is None:
                 return await self._run()
+            await self._engine.enter_line(self._given, session)
+            try:
+                return await self._run()
+            finally:
+                self._engine.leave_line(session)
         except Exception as error:  # noqa: BLE001 - whatever fails a turn becomes its result
             if self._working is not None and self._working.head.turn is not None and self._lease is not None:
                 return await self._failed(error)

@@ -97,10 +97,9 @@ class Attempt:
                         elif hold:
                             self.held.append(event)
                     else:
+                        # Not left at `Finish`: an iterator that is run to its end needs no task of its own to be closed.
                         self._other(event, observer, live, hold)
-                        if self.finish is not None:
-                            break
-        if watchdog.expired:
+        if watchdog.expired and self.finish is None:
             limit = {
                 "attempt": request.deadlines.attempt,
                 "first_token": request.deadlines.first_token,
