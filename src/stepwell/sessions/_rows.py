@@ -75,7 +75,7 @@ def log_bytes(entry: LogEntry) -> bytes:
     """
     text_checked(entry.text, "log text")
     if entry.data is not None:
-        json_copy(entry.data, "log data")
+        _check(entry.data, "log data")
     return _encode(entry)
 
 
@@ -178,7 +178,7 @@ def refusal(head: SessionHead) -> NonJsonValueError:
         parts += [("turn.visit.message", visit.message), ("turn.visit.alternate", visit.alternate)]
     try:
         for path, value in parts:
-            json_copy(value, path)
+            _check(value, path)
     except NonJsonValueError as error:
         error.ids["session_id"] = _printable(head.id)
         return error
@@ -186,6 +186,13 @@ def refusal(head: SessionHead) -> NonJsonValueError:
         "The session's head holds a text with a lone surrogate, or a value of the wrong type: it cannot be stored.",
         session_id=_printable(head.id),
     )
+
+
+def _check(value: Any, path: str) -> None:
+    try:
+        json_copy(value, path)
+    except RecursionError:  # less of the stack is left than the depth that is allowed
+        raise NonJsonValueError(f"The value at {path} is nested too deep to be stored.", path) from None
 
 
 def _printable(text: str) -> str:

@@ -250,6 +250,7 @@ class SqliteStore:
         supersede: str | None = None,
     ) -> Acquired:
         """See `SessionStore.acquire`."""
+        _storable(session)
         text_checked(owner, "owner")
         known_inc = -1 if known_incarnation is None else _parse(known_incarnation)[1]
 
@@ -394,6 +395,7 @@ class SqliteStore:
 
     async def inbox_put(self, session: str, row: InboxRow) -> InboxRow:
         """See `SessionStore.inbox_put`."""
+        _storable(session)
         text_checked(row.key, "inbox key")
         values = (row.key, KINDS.index(row.kind), STATES.index(row.state), row.payload, row.result)
 
@@ -411,9 +413,10 @@ class SqliteStore:
         """See `SessionStore.inbox_get`."""
 
         def job(cursor: Cursor) -> Any:
-            return cursor.execute(INBOX_GET, (_key(cursor, session), key)).fetchone()
+            found = _key(cursor, session)
+            return cursor.execute(INBOX_GET, (found, key)).fetchone() if is_text_clean(key) else None
 
-        row = await self._read(job, session, key)
+        row = await self._read(job, session)
         return None if row is None else _inbox_from(row)
 
     async def inbox_list(self, session: str, *, pending: bool = False) -> list[InboxRow]:
@@ -445,9 +448,10 @@ class SqliteStore:
 
         def job(cursor: Cursor) -> list[tuple[str, int, bytes]]:
             sql = "SELECT name, state, data FROM journal WHERE key = ? AND substr(name, 1, ?) = ? ORDER BY n"
-            return cursor.execute(sql, (_key(cursor, session), len(prefix), prefix)).fetchall()
+            found = _key(cursor, session)
+            return cursor.execute(sql, (found, len(prefix), prefix)).fetchall() if is_text_clean(prefix) else []
 
-        rows = await self._read(job, session, prefix)
+        rows = await self._read(job, session)
         return [JournalRow(name, JOURNAL_STATES[state], data) for name, state, data in rows]
 
     async def due(self, *, limit: int = 100) -> list[DueSession]:
@@ -473,7 +477,7 @@ class SqliteStore:
             cursor.execute("DELETE FROM line WHERE id >= ? AND id < ?", (_base(found[0], 0), _base(found[0] + 1, 0)))
             return True
 
-        if _unstorable(session):
+        if not is_text_clean(session):
             return False
         return await self._write(job, aside=True)
 
@@ -493,7 +497,9 @@ class SqliteStore:
             rows = cursor.execute(LIST, (before, flow, flow, number, number, limit + 1)).fetchall()
             return [(key, _summary(cursor, key, revision, data)) for key, revision, data in rows]
 
-        rows = await self._read(job, flow or "", aside=True)
+        if flow is not None and not is_text_clean(flow):
+            return [], None
+        rows = await self._read(job, aside=True)
         page = [summary for _, summary in rows[:limit]]
         return page, str(rows[limit - 1][0]) if len(rows) > limit else None
 
@@ -510,12 +516,10 @@ class SqliteStore:
             raise StoreError(f"The store {self.path} is closed.")
         return await self._owner.write(job, full=full or self._full, aside=aside)
 
-    async def _read(self, job: Callable[[Cursor], T], *texts: str, aside: bool = False) -> T:
+    async def _read(self, job: Callable[[Cursor], T], session: str = "", *, aside: bool = False) -> T:
         if self._closed:
             raise StoreError(f"The store {self.path} is closed.")
-        for text in texts:
-            if _unstorable(text):
-                raise unknown(text)
+        _storable(session)
         return await (self._owner.read_aside(job) if aside else self._owner.read(job))
 
     def _remember(self, incarnation: str, names: dict[str, int]) -> None:
@@ -540,14 +544,15 @@ def _parse(incarnation: str) -> tuple[int, int]:
 
 
 def _guard(lease: Lease) -> tuple[str, int, int, int]:
-    if _unstorable(lease.session):
+    if not is_text_clean(lease.session):
         raise stale(lease.session, lease.epoch)
     return lease.session, *_parse(lease.incarnation), lease.epoch
 
 
-def _unstorable(text: str) -> bool:
-    """Whether nothing can be stored under this name, so that asking the database would fail."""
-    return not is_text_clean(text)
+def _storable(session: str) -> None:
+    """Answer for the database where a name is one under which nothing can be stored."""
+    if not is_text_clean(session):
+        raise unknown(session)
 
 
 def _key(cursor: Cursor, session: str) -> int:
