@@ -154,8 +154,7 @@ def translate(
         return _api_error(error, selection)
     if isinstance(error, UserError) and not files:
         return LlmSetupError(
-            f"{selection.id} cannot be called with these tools, parameters or output schema: "
-            "see the debug log of stepwell.models for the reason.",
+            f"{selection.id} cannot be called like this: {scrub(error.message)}",
             model=selection.id,
         )
     if isinstance(error, (UserError, NotImplementedError, RuntimeError, AssertionError)) and files:

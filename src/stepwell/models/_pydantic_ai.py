@@ -14,6 +14,7 @@ from hashlib import sha256
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
+import anyio
 import httpx2
 from pydantic_ai.direct import model_request, model_request_stream
 from pydantic_ai.messages import FilePart as ModelFilePart
@@ -67,7 +68,23 @@ _OPENAI_SETTINGS = {
     "reasoning_summary": "openai_reasoning_summary",
 }
 _CREDENTIALS = ("authorization", "x-api-key", "x-goog-api-key", "api-key", "openai-organization", "openai-project")
-_connect_timeout: ContextVar[float | None] = ContextVar("stepwell_connect_timeout", default=None)
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """What one attempt has on the wire: its time to connect, and the responses to close after it."""
+
+    connect: float | None = None
+    responses: list[httpx2.Response] = field(default_factory=list[httpx2.Response])
+
+    async def aclose(self) -> None:
+        # Shielded, since a cancelled attempt is closed too, and with a limit, since closing must not hang either.
+        with anyio.move_on_after(2, shield=True):
+            for response in self.responses:
+                await response.aclose()
+
+
+_exchange: ContextVar[_Exchange | None] = ContextVar("stepwell_exchange", default=None)
 
 
 class Runtime:
@@ -96,7 +113,8 @@ class Runtime:
 
     async def events(self, request: ModelRequest, *, streaming: bool) -> AsyncGenerator[ModelEvent]:
         """The events of one attempt. Closing the generator closes the connection."""
-        _connect_timeout.set(request.deadlines.connect)
+        exchange = _Exchange(request.deadlines.connect)
+        _exchange.set(exchange)
         try:
             model = self._model(request.selection.name)
             call = self._call(model, request)
@@ -109,6 +127,9 @@ class Runtime:
         except Exception as error:  # noqa: BLE001
             # Everything: what pydantic-ai and three client libraries may raise is no list that stays complete.
             raise translate(error, request.selection, files=_has_files(request), scrub=self._scrub) from None
+        finally:
+            # By our own hand: google-genai leaves the connection of an abandoned stream to the garbage collector.
+            await exchange.aclose()
 
     async def _streamed(self, call: _Call) -> AsyncGenerator[ModelEvent]:
         out = _Outgoing(call)
@@ -291,7 +312,8 @@ class _Outgoing:
     def __init__(self, call: _Call) -> None:
         self._output_tool = call.output_tool
         self._output_part: int | None = None
-        self._fenced: list[str] | None = [] if call.fenced else None
+        # Text that is not the output, or not yet known to be, waits for the end.
+        self._held: list[str] | None = [] if call.fenced or call.output_tool is not None else None
         self._calls: dict[int, int] = {}
         self._args: list[list[str]] = []
 
@@ -329,9 +351,11 @@ class _Outgoing:
             yield from self._arguments(index, cast("str | dict[str, Any] | None", part.args))
 
     def end(self, response: ModelResponse) -> Iterator[ModelEvent]:
-        if self._fenced:
-            yield TextDelta(unfenced("".join(self._fenced)))
         calls = [part for part in response.parts if isinstance(part, ToolCallPart)]
+        if self._held and self._output_part is None:
+            # Also where a model answered in text instead of calling the output tool.
+            text = "".join(self._held)
+            yield TextDelta(text if calls else unfenced(text))
         # Only now: parallel calls may go on after a later one has begun.
         for number, part in enumerate(part for part in calls if part.tool_name != self._output_tool):
             args = cast("str | dict[str, Any] | None", part.args)
@@ -342,9 +366,9 @@ class _Outgoing:
                 yield ToolCallEnd(number, args or {})
 
     def _text(self, text: str) -> Iterator[ModelEvent]:
-        if self._fenced is not None:
-            self._fenced.append(text)
-        elif text and self._output_tool is None:
+        if self._held is not None:
+            self._held.append(text)
+        elif text:
             yield TextDelta(text)
 
     def _arguments(self, index: int, args: str | dict[str, Any] | None) -> Iterator[ModelEvent]:
@@ -385,10 +409,16 @@ def _http_client(endpoint: Endpoint) -> httpx2.AsyncClient:
             request.headers.pop(name, None)
         request.headers.update(headers)
         # The deadlines of silence are the loop's, which sees the tokens; here they would only cut off a slow model.
-        request.extensions["timeout"] = {"connect": _connect_timeout.get(), "read": None, "write": None, "pool": None}
+        exchange = _exchange.get()
+        connect = None if exchange is None else exchange.connect
+        request.extensions["timeout"] = {"connect": connect, "read": None, "write": None, "pool": None}
+
+    async def remember(response: httpx2.Response) -> None:
+        if (exchange := _exchange.get()) is not None:
+            exchange.responses.append(response)
 
     return httpx2.AsyncClient(
-        event_hooks={"request": [to_the_letter]},
+        event_hooks={"request": [to_the_letter], "response": [remember]},
         # Set again for each request, above; pydantic-ai derives a time-out for the whole call from this one.
         timeout=httpx2.Timeout(3600.0),
         # A thousand conversations stream at once; none may wait for a connection of another.
