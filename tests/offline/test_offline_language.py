@@ -6,7 +6,7 @@ import re
 from datetime import date
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepwell.models._offline.language import (
@@ -162,6 +162,7 @@ def test_yes_no_words_and_sentences() -> None:
     assert sentences("One. Two?\nThree") == ["One.", "Two?", "Three"]
 
 
+@settings(deadline=None)
 @given(st.text(), st.dates())
 def test_any_text_can_be_read_on_any_day(text: str, today: date) -> None:
     reading = Reading(text, today)
@@ -177,6 +178,7 @@ PIECES = re.findall(
 )
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.sampled_from(PIECES)).map(" ".join),
     st.one_of(st.dates(), st.just(date.max), st.just(date.min), st.just(date(2028, 2, 29))),

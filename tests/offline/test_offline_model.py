@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offline_talk import TODAY, answer, called, request, tool, user
@@ -432,6 +432,12 @@ def test_it_is_a_provider() -> None:
         providers.validate("offline:rules", require=["image_input"])
 
 
+@pytest.mark.parametrize("piece", ["A", "a.", "1-1-", "May ", "a at ", "\n", "Hotel de ", "12 Baker ", "x: "])
+def test_a_message_of_megabytes_is_answered(piece: str) -> None:
+    text = piece * (5_000_000 // len(piece))
+    assert answer(f"<{text}", text, tools=[PLAN, SHOW, TAKE, NAME, CONTACT, CONFIRM], system=text)
+
+
 MESSAGE = st.one_of(
     st.builds(UserMessage, content=st.text(), by=st.sampled_from(["user", "code"])),
     st.builds(DirectMessage, text=st.text()),
@@ -445,6 +451,7 @@ MESSAGE = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(MESSAGE, max_size=5), st.text(), st.booleans())
 def test_any_history_and_any_prompt_get_a_reply(messages: list[Any], system: str, shaped: bool) -> None:
     tools = [PLAN, SHOW, TAKE, CONTACT, CONFIRM]

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offline_talk import TODAY, filled, tool
@@ -322,6 +322,7 @@ SCHEMA: Any = st.deferred(
 )
 
 
+@settings(deadline=None)
 @given(SCHEMA | st.dictionaries(KEYWORD, JSON), st.text(), st.text(max_size=6))
 def test_any_schema_and_any_text_do_no_harm(schema: Any, text: str, expected: str) -> None:
     found = fill_object(schema, text, TODAY)

@@ -15,6 +15,15 @@ from . import prompts, table
 from .catalogue import CITIES, Amenity, Hotel, hotel
 from .trip import Trip
 
+City = Annotated[str, Field(description="city to stay in", examples=list(CITIES))]
+Wishes = Annotated[
+    list[Amenity],
+    Field(
+        description="what the hotel must have; pool = swimming pool, swim; gym = fitness, workout; "
+        "spa = sauna, wellness; pets = dog, cat; parking = garage, car; air conditioning = ac, aircon; "
+        "sea view = ocean view; family rooms = children, kids, family"
+    ),
+]
 Choice = Annotated[str, Field(description='number in the list, name of the hotel, or "cheapest"')]
 Choices = Annotated[list[Choice], Field(description="which hotels of the list to compare", min_length=2, max_length=4)]
 
@@ -33,19 +42,12 @@ class DeskStep(Step):
     @tool
     async def plan_trip(
         self,
-        city: Annotated[str | None, Field(description="city to stay in", examples=list(CITIES))] = None,
+        city: City | None = None,
         arrival: Annotated[date | None, Field(description="day of arrival")] = None,
         departure: Annotated[date | None, Field(description="day of departure")] = None,
         guests: Annotated[int | None, Field(description="number of guests", ge=1, le=8)] = None,
         budget: Annotated[int | None, Field(description="most that a night may cost, in euros", gt=0)] = None,
-        amenities: Annotated[
-            list[Amenity] | None,
-            Field(
-                description="what the hotel must have; pool = swimming pool, swim; gym = fitness, workout; "
-                "spa = sauna, wellness; pets = dog, cat; parking = garage, car; air conditioning = ac, aircon; "
-                "sea view = ocean view; family rooms = children, kids, family"
-            ),
-        ] = None,
+        amenities: Wishes | None = None,
     ) -> Outcome:
         """Note the guest's wishes: city, dates, guests, budget, amenities."""
         trip = self.trip.changed(

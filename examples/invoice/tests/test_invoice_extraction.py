@@ -11,7 +11,7 @@ from invoice import Invoice, InvoiceFileFlow, InvoiceFlow
 
 from stepwell import Engine
 from stepwell.models.offline import OfflineModel
-from stepwell.testing import Reply, ScriptedModel, TurnHarness
+from stepwell.testing import FakeClock, Reply, ScriptedModel, TurnHarness
 
 pytestmark = pytest.mark.anyio
 
@@ -72,7 +72,7 @@ async def test_a_document_may_come_with_the_configuration() -> None:
 
 
 async def test_what_is_no_invoice_is_an_error_and_nothing_is_made_up() -> None:
-    async with Engine([InvoiceFlow], models={"offline": OfflineModel()}) as engine:
+    async with Engine([InvoiceFlow], models={"offline": OfflineModel()}, clock=FakeClock(auto_advance=True)) as engine:
         result = await engine.run("InvoiceFlow", "Dear Sir or Madam, it rains.")
     assert not result.success
     assert result.error is not None

@@ -20,6 +20,7 @@ from stepwell.messages import AssistantMessage, DirectMessage, Message, ToolCall
 from stepwell.models._types import ModelRequest, ToolSchema
 
 from .language import (
+    MAX_TEXT,
     Reading,
     content_stems,
     find_dates,
@@ -125,7 +126,7 @@ def decide(request: ModelRequest, today: date) -> Reply:
         request: What any model gets.
         today: The date to use if the system prompt names none ("Today is 2026-05-01").
     """
-    talk = Talk(request, _today(request.system or "", today))
+    talk = Talk(request, _today((request.system or "")[:MAX_TEXT], today))
     if request.output_schema is not None:
         return Reply(json.dumps(fill_object(request.output_schema, talk.document, talk.today), ensure_ascii=False))
     return talk.reply()
@@ -150,7 +151,7 @@ class Talk:
     """One request, read."""
 
     def __init__(self, request: ModelRequest, today: date) -> None:
-        self.system = request.system or ""
+        self.system = (request.system or "")[:MAX_TEXT]
         self.today = today
         self.messages: Sequence[Message] = request.messages
         self.tools = [Tool(schema) for schema in request.tools]
@@ -161,7 +162,7 @@ class Talk:
     def text(self) -> str:
         """What the user said last; empty if only the stage began."""
         last = self.messages[self.at] if self.at >= 0 else None
-        return last.text if isinstance(last, UserMessage) and not _is_start(last) else ""
+        return last.text[:MAX_TEXT] if isinstance(last, UserMessage) and not _is_start(last) else ""
 
     @property
     def document(self) -> str:
@@ -188,7 +189,7 @@ class Talk:
     def phrases(self) -> tuple[str, ...]:
         """Names in what was shown lately and in the system prompt, longest first."""
         texts = [m.text for m in self.messages[-12:] if isinstance(m, (AssistantMessage, DirectMessage))]
-        found = {match for text in [self.system[:20_000], *texts] for match in _NAME.findall(text[:20_000])}
+        found = {match for text in [self.system, *texts] for match in _NAME.findall(text[:MAX_TEXT])}
         return tuple(sorted(found, key=lambda phrase: (-len(phrase), phrase)))
 
     # --- what to do
@@ -527,7 +528,7 @@ _YES_OR_NO = re.compile(
 def _shown(messages: Sequence[Message]) -> str:
     for message in reversed(messages):
         if isinstance(message, (AssistantMessage, DirectMessage)) and message.text.strip():
-            return message.text
+            return message.text[-MAX_TEXT:]
     return ""
 
 

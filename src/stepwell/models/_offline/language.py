@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Literal
 
 __all__ = [
+    "MAX_TEXT",
     "Dates",
     "Email",
     "Number",
