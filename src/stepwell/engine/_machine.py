@@ -134,11 +134,10 @@ class FlowMachine:
         else:
             turn.hops = 0
             visit = self.visit = self.visit if self._same(step) else None
-            host = StepHost(step, self.definition, working)
             if visit is None:
-                visit = self.visit = Visit(host)
-            else:
-                visit.host = host
+                visit = self.visit = Visit(StepHost(step, self.definition, working))
+            visit.host.step_id = working.step_id
+            visit.host.visit = record
             visit.batch = None
             if not record.started:
                 record.started = True
@@ -149,7 +148,8 @@ class FlowMachine:
                 decided = await self._run(step, visit)
             else:
                 decided = await visit.reply()
-        await checkpoint_if_cancelled()
+        if working.cancelled.is_set():
+            await checkpoint_if_cancelled()
         done = await self._apply(step, decided)
         self._show(step, decided, done)
         turn.unit += 1

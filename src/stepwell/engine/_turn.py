@@ -107,6 +107,7 @@ class Turn:
         self._previous: str | None = None
         self._resumed = False
         self._units = 0
+        self._committing = False
 
     # -- for the caller
 
@@ -136,7 +137,8 @@ class Turn:
         self._cancel = (kind, reason)
         if self._working is not None:
             self._working.cancelled.set()
-        self._scope.cancel()
+        if not self._committing:
+            self._scope.cancel()
         return True
 
     # -- the task
@@ -470,7 +472,7 @@ class Turn:
     async def _commit(self, *, release: bool = False) -> None:
         """One unit into the store, guarded by revision and epoch.
 
-        The commit is shielded: a cancel that comes meanwhile is honoured at the next await, with the unit stored.
+        A cancel that comes meanwhile is held back: it is honoured at the next await, with the unit stored.
         """
         working, lease = self.working, cast("Lease", self._lease)
         engine = self._engine
@@ -480,9 +482,13 @@ class Turn:
         step = working.step_id
         commit = working.commit(release=release)
         expected = working.head.revision
-        revision = expected + 1
-        with CancelScope(shield=True):
+        self._committing = True
+        try:
             revision = await self._save(lease, commit, expected)
+        finally:
+            self._committing = False
+            if self._cancel is not None:
+                self._scope.cancel()
         working.committed(revision)
         if release:
             self._lease = None

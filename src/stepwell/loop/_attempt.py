@@ -23,7 +23,7 @@ from stepwell.models import (
     UsageEvent,
 )
 
-from ._host import LoopHost, LoopObserver
+from ._host import LoopHost, LoopObserver, StreamMode
 from ._watch import Watchdog
 
 __all__ = ["Attempt"]
@@ -34,8 +34,8 @@ class _Call:
 
     __slots__ = ("args", "id", "name", "whole")
 
-    def __init__(self, id: str, name: str) -> None:
-        self.id = id
+    def __init__(self, call: str, name: str) -> None:
+        self.id = call
         self.name = name
         self.args: list[str] = []
         self.whole: Any = None
@@ -49,34 +49,33 @@ class _Call:
             return {}
         try:
             data = msgspec.json.decode(value)
-        except (msgspec.DecodeError, UnicodeEncodeError):
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
             return value
         return data if isinstance(data, dict) else value  # pyright: ignore[reportUnknownVariableType]
 
 
 class Attempt:
-    """Collects one attempt. What arrived before a failure stays readable, above all the usage."""
+    """Collects one attempt. What arrived before a failure stays readable, above all the usage.
 
-    __slots__ = ("_calls", "_files", "_reasoning", "_text", "finish", "held", "usage")
+    Args:
+        mode: `live` shows deltas as they come, `held` keeps them until `release`, `off` shows nothing.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_calls", "_files", "_held", "_live", "_off", "_reasoning", "_text", "finish", "usage")
+
+    def __init__(self, mode: StreamMode) -> None:
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._calls: dict[int, _Call] = {}
         self._files: list[FilePart] = []
+        self._held: list[TextDelta | ReasoningDelta] = []
+        self._off = mode == "off"
+        self._live = mode == "live"
         self.finish: Finish | None = None
         self.usage: Usage | None = None
-        self.held: list[TextDelta | ReasoningDelta] = []
 
-    async def run(self, host: LoopHost, gateway: ModelGateway, request: ModelRequest, live: bool, hold: bool) -> None:
-        """Stream until `Finish`.
-
-        Args:
-            host: For clock and observer.
-            gateway: Whom to ask.
-            request: What.
-            live: Show deltas as they come.
-            hold: Keep them, to be shown by `release`.
+    async def run(self, host: LoopHost, gateway: ModelGateway, request: ModelRequest) -> None:
+        """Stream until the events end.
 
         Raises:
             ModelTimeoutError: A deadline of the request passed.
@@ -85,6 +84,7 @@ class Attempt:
         """
         observer = host.observer
         text = self._text
+        shown = False  # live, and something that is not blank came
         with Watchdog(host.clock, request.deadlines) as watchdog:
             alive = watchdog.alive
             async with gateway.stream(request) as events:
@@ -92,50 +92,57 @@ class Attempt:
                     alive()
                     if type(event) is TextDelta:
                         text.append(event.text)
-                        if live:
+                        if shown:
                             observer.text(event.text)
-                        elif hold:
-                            self.held.append(event)
+                        else:
+                            shown = self._first(event, observer)
                     else:
-                        # Not left at `Finish`: an iterator that is run to its end needs no task of its own to be closed.
-                        self._other(event, observer, live, hold)
-        if watchdog.expired and self.finish is None:
-            limit = {
-                "attempt": request.deadlines.attempt,
-                "first_token": request.deadlines.first_token,
-                "idle": request.deadlines.idle,
-            }[cast("Any", watchdog.expired)]
+                        # Not left at `Finish`: an iterator that is run to its end needs no task to be closed.
+                        shown = self._other(event, observer, shown)
+        if self.finish is not None:
+            return
+        if watchdog.expired:
+            limit = getattr(request.deadlines, watchdog.expired)
             raise ModelTimeoutError(
-                f"{request.selection.id} passed the {watchdog.expired} deadline of {limit:g} s: raise "
-                f"it in the call policy if that is normal for this model.",
+                f"{request.selection.id} passed the {watchdog.expired} deadline of {limit:g} s: raise it in the call "
+                "policy if that is normal for this model.",
                 watchdog.expired,
                 stage=host.stage_id,
                 model=request.selection.id,
             )
-        if self.finish is None:
-            raise ModelInvocationError(
-                f"The stream of {request.selection.id} ended without a finish: the reply is not whole.",
-                stage=host.stage_id,
-                model=request.selection.id,
-            )
+        raise ModelInvocationError(
+            f"The stream of {request.selection.id} ended without a finish: the reply is not whole.",
+            stage=host.stage_id,
+            model=request.selection.id,
+        )
 
-    def _other(self, event: Any, observer: LoopObserver, live: bool, hold: bool) -> None:
+    def _first(self, event: TextDelta | ReasoningDelta, observer: LoopObserver) -> bool:
+        """A delta while nothing is shown yet; returns whether something is now.
+
+        Blank deltas wait for one that is not: an attempt that says nothing must not supersede what is shown.
+        """
+        if self._off:
+            return False
+        self._held.append(event)
+        if not self._live or not event.text.strip():
+            return False
+        self.release(observer)
+        return True
+
+    def _other(self, event: Any, observer: LoopObserver, shown: bool) -> bool:
+        """Any event but text; returns whether something is shown now."""
         match event:
             case ReasoningDelta():
                 self._reasoning.append(event.text)
-                if live:
-                    observer.reasoning(event.text)
-                elif hold:
-                    self.held.append(event)
+                if not shown:
+                    return self._first(event, observer)
+                observer.reasoning(event.text)
             case ToolCallStart():
                 self._calls[event.index] = _Call(event.id, event.name)
-                if live:
-                    observer.tool_input(event.index, event.id, event.name, "")
+                return self._input(event.index, "", observer)
             case ToolCallDelta():
-                call = self._calls.setdefault(event.index, _Call("", ""))
-                call.args.append(event.args)
-                if live:
-                    observer.tool_input(event.index, call.id, call.name, event.args)
+                self._calls.setdefault(event.index, _Call("", "")).args.append(event.args)
+                return self._input(event.index, event.args, observer)
             case ToolCallEnd():
                 if event.args is not None:
                     self._calls.setdefault(event.index, _Call("", "")).whole = event.args
@@ -147,15 +154,23 @@ class Attempt:
                 self.finish = event
             case _:
                 raise ModelInvocationError(f"The gateway sent {type(event).__name__}, which is not a model event.")
+        return shown
+
+    def _input(self, index: int, delta: str, observer: LoopObserver) -> bool:
+        if self._live:
+            self.release(observer)
+            call = self._calls[index]
+            observer.tool_input(index, call.id, call.name, delta)
+        return self._live
 
     def release(self, observer: LoopObserver) -> None:
         """Show what was held, part by part."""
-        for event in self.held:
+        for event in self._held:
             if type(event) is TextDelta:
                 observer.text(event.text)
             else:
                 observer.reasoning(event.text)
-        self.held.clear()
+        self._held.clear()
 
     def candidate(self, request: ModelRequest) -> Candidate:
         """The whole reply. Only after `run` returned."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -23,12 +23,15 @@ from stepwell.errors import (
 from stepwell.messages import JsonValue, ToolCall, ToolResult
 from stepwell.models import Deadlines
 from stepwell.outcomes import Go, Outcome, RetryWithModel, Stay
-from stepwell.tools import ArgumentsError, Handler, ToolContext
+from stepwell.tools import ArgumentsError, Handler, ToolContext, ToolDefinition, ToolErrors
 
 from ._host import CallScope, LoopHost
 from ._watch import Watchdog
 
 __all__ = ["Batch", "BatchResult", "Ran"]
+
+
+_Found: TypeAlias = tuple[Handler, ToolDefinition | None] | None
 
 
 @dataclass(slots=True)
@@ -79,25 +82,32 @@ class Batch:
             InvalidOutcomeError: A handler returned what is not legal.
             Exception: What a handler raised, after its siblings ended (in order: those that had begun).
         """
-        handler = self.host.batch_handler(frozenset(call.name for call in self.calls))
+        host = self.host
+        handler = host.batch_handler(frozenset(call.name for call in self.calls))
         if handler is not None:
             await self._together(handler)
-        elif self.host.parallel_tools and len(self.calls) > 1:
-            async with anyio.create_task_group() as group:
-                for call in self.calls:
-                    group.start_soon(self._one, call, None)
         else:
-            after: CallScope | None = None
-            for call in self.calls:
-                ran = await self._one(call, after)
-                if ran.error is not None:
-                    break
-                after = ran.scope or after
+            # What is exposed is the state before the batch, whatever a handler of it changes.
+            found = [(call, host.handler(call.name)) for call in self.calls]
+            if host.parallel_tools and len(found) > 1:
+                async with anyio.create_task_group() as group:
+                    for call, who in found:
+                        group.start_soon(self._one, call, who, None)
+            else:
+                await self._in_order(found)
         ran = [self.finished[call.id] for call in self.calls if call.id in self.finished]
         for entry in ran:
             if entry.error is not None:
                 raise entry.error
         return BatchResult(ran, self._choose(ran))
+
+    async def _in_order(self, found: Sequence[tuple[ToolCall, _Found]]) -> None:
+        after: CallScope | None = None
+        for call, who in found:
+            ran = await self._one(call, who, after)
+            if ran.error is not None:
+                return
+            after = ran.scope or after
 
     def _choose(self, ran: Sequence[Ran]) -> Outcome:
         """The first outcome that is not `stay`; a second, different one is a conflict."""
@@ -109,8 +119,8 @@ class Batch:
                 chosen = entry
             elif entry.outcome.route != chosen.outcome.route:
                 raise ConflictingOutcomesError(
-                    f"Tools {chosen.call.name} and {entry.call.name} of one reply of stage {self.host.stage_id} returned "
-                    "different outcomes: let one @tools handler decide for both.",
+                    f"Tools {chosen.call.name} and {entry.call.name} of one reply of stage {self.host.stage_id} "
+                    "returned different outcomes: let one @tools handler decide for both.",
                     stage=self.host.stage_id,
                     tool=entry.call.name,
                 )
@@ -118,26 +128,27 @@ class Batch:
 
     # -- one call
 
-    async def _one(self, call: ToolCall, after: CallScope | None) -> Ran:
+    async def _one(self, call: ToolCall, found: _Found, after: CallScope | None) -> Ran:
         host = self.host
-        found = host.handler(call.name)
         if found is None:
             host.observer.warn("a tool that is not exposed was called", {"tool": call.name, "stage": host.stage_id})
             return self._refuse(call, f"There is no tool {call.name} here.")
         handler, definition = found
-        on_error = handler.on_error or (definition and definition.on_error) or host.tool_errors
+        on_error = handler.on_error or (definition.on_error if definition else None) or host.tool_errors
         timeout = handler.timeout or (definition.timeout if definition else None)
         context = self._context(call, timeout)
         try:
             arguments = handler.arguments(call, context)
         except ArgumentsError as error:
             return self._refuse(call, str(error))
+        except Exception as error:  # noqa: BLE001 - a validator of the author's raised
+            return self._failed(call, error, on_error)
         scope = host.open_call(call, after)
         self._start(call)
         try:
             value = await self._invoke(handler, arguments, scope, context, timeout, call.name)
             outcome, content = self._outcome(value, handler, call.name)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - recorded with the call; `run` raises it where that is asked for
             return self._failed(call, error, on_error)
         finally:
             scope.close()
@@ -157,7 +168,7 @@ class Batch:
                 except ArgumentsError as error:
                     self._refuse(call, str(error))
                     continue
-                calls.append(replace_args(call, values))
+                calls.append(_with_args(call, values))
             elif isinstance(call.args, dict):
                 calls.append(call)
             else:
@@ -174,7 +185,7 @@ class Batch:
         try:
             value = await self._invoke(handler, arguments, scope, context, handler.timeout, first.name, calls)
             outcome, content = self._outcome(value, handler, first.name)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - as in `_one`
             for call in self.calls:
                 self._failed(call, error, handler.on_error or host.tool_errors)
             return
@@ -221,7 +232,7 @@ class Batch:
         try:
             if handler.is_async:
                 return await body()
-            # A thread cannot be stopped: it is left alone with its `cancelled` event, and its scope refuses late writes.
+            # A thread cannot be stopped: it is left alone with its `cancelled` event; its scope refuses late writes.
             return await anyio.to_thread.run_sync(body, abandon_on_cancel=True)
         except BaseException:
             cancelled.set()
@@ -249,13 +260,13 @@ class Batch:
 
     def _illegal(self, name: str, what: str) -> InvalidOutcomeError:
         return InvalidOutcomeError(
-            f"The handler of tool {name} in stage {self.host.stage_id} returned {what}: return an outcome, a step class "
-            "or JSON.",
+            f"The handler of tool {name} in stage {self.host.stage_id} returned {what}: return an outcome, a step "
+            "class or JSON.",
             stage=self.host.stage_id,
             tool=name,
         )
 
-    def _failed(self, call: ToolCall, error: Exception, on_error: Literal["raise", "report"]) -> Ran:
+    def _failed(self, call: ToolCall, error: Exception, on_error: ToolErrors) -> Ran:
         if isinstance(error, InvalidOutcomeError):
             on_error = "raise"
         text = f"The tool failed: {type(error).__name__}"
@@ -291,6 +302,6 @@ class Batch:
         return ran
 
 
-def replace_args(call: ToolCall, values: Mapping[str, Any]) -> ToolCall:
+def _with_args(call: ToolCall, values: Mapping[str, Any]) -> ToolCall:
     """The call with validated arguments."""
     return ToolCall(call.id, call.name, {k: v for k, v in values.items() if not isinstance(v, ToolContext)}, call.key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Final, Literal, Self, TypeAlias
 
@@ -33,9 +34,14 @@ UNSET: Final = Unset()
 AutoReject: TypeAlias = Literal["truncated", "schema"]
 
 
-def _positive(name: str, value: float | None, *, zero: bool = False) -> None:
-    if value is not None and (value < 0 or (value == 0 and not zero)):
-        raise ValueError(f"{name} must be {'at least zero' if zero else 'positive'} or None, not {value}.")
+def _number(name: str, value: object, *, least: float = 0, whole: bool = False, above: bool = False) -> None:
+    """Refuse what is no finite number of at least (or above) `least`."""
+    kind = "whole number" if whole else "finite number"
+    allowed = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, allowed) or not math.isfinite(value):
+        raise ValueError(f"{name} must be a {kind}, not {value!r}.")
+    if value < least or (above and value == least):
+        raise ValueError(f"{name} must be {'above' if above else 'at least'} {least:g}, not {value!r}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,28 +59,36 @@ class EmptyPolicy:
     accept: bool = False
 
     def __post_init__(self) -> None:
-        _positive("retries", self.retries, zero=True)
+        if self.retries is not None:
+            _number("retries", self.retries, whole=True)
         if not self.nudge.strip():
             raise ValueError("nudge must be text; use CallPolicy(empty=None) for no nudge.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RaiseCap:
-    """Raise the output cap once after a truncated tool call: `factor` times, at most `limit` tokens."""
+    """Raise the output cap once after a rejected reply that was cut off: `factor` times, at most to `limit` tokens.
+
+    A selection without `max_tokens` gets `limit`. A cap that is above `limit` already stays.
+    """
 
     factor: float = 2.0
     limit: int
 
     def __post_init__(self) -> None:
-        if self.factor <= 1 or self.limit < 1:
-            raise ValueError("RaiseCap needs a factor above 1 and a limit of at least 1 token.")
+        _number("factor", self.factor, least=1, above=True)
+        _number("limit", self.limit, least=1, whole=True)
 
 
 @dataclass(frozen=True)
 class AskShorter:
-    """Ask once for less after a truncated tool call."""
+    """Ask once for less after a rejected reply that was cut off."""
 
     nudge: str = "Your last reply was cut off at the output limit. Answer again, shorter."
+
+    def __post_init__(self) -> None:
+        if not self.nudge.strip():
+            raise ValueError("nudge must be text; leave on_truncated out for no nudge.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +108,8 @@ class CallPolicy:
         empty: See `EmptyPolicy`; `None`: no nudge, straight to `on_llm_error`.
         auto_reject: Which candidates are rejected before `check_response`: truncated or malformed tool calls
             (`truncated`), objects that do not match the schema (`schema`).
-        on_truncated: `RaiseCap` or `AskShorter` for the attempt after a truncated tool call, once per round.
+        on_truncated: `RaiseCap` or `AskShorter` for the attempt after a rejected reply that was cut off at the output
+            cap, once per round.
         max_agent_rounds: Rounds per visit.
         max_total_tokens: Tokens per turn; checked before each call.
 
@@ -117,14 +132,19 @@ class CallPolicy:
     max_total_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if self.attempts < 1 or self.max_agent_rounds < 1:
-            raise ValueError("attempts and max_agent_rounds must be at least 1.")
-        _positive("retry_delay", self.retry_delay, zero=True)
-        _positive("max_retry_after", self.max_retry_after, zero=True)
-        for name in ("timeout", "connect_timeout", "first_token_timeout", "idle_timeout", "max_total_tokens"):
-            _positive(name, getattr(self, name))
-        if unknown := self.auto_reject - {"truncated", "schema"}:
-            raise ValueError(f"auto_reject knows truncated and schema, not {', '.join(sorted(unknown))}.")
+        _number("attempts", self.attempts, least=1, whole=True)
+        _number("max_agent_rounds", self.max_agent_rounds, least=1, whole=True)
+        _number("retry_delay", self.retry_delay)
+        _number("max_retry_after", self.max_retry_after)
+        for name in ("timeout", "connect_timeout", "first_token_timeout", "idle_timeout"):
+            if (value := getattr(self, name)) is not None:
+                _number(name, value, above=True)
+        if self.max_total_tokens is not None:
+            _number("max_total_tokens", self.max_total_tokens, least=1, whole=True)
+        if self.default_retry not in ("transient", "always"):
+            raise ValueError(f"default_retry is 'transient' or 'always', not {self.default_retry!r}.")
+        if unknown := set(self.auto_reject) - {"truncated", "schema"}:
+            raise ValueError(f"auto_reject knows 'truncated' and 'schema', not {', '.join(sorted(unknown))}.")
 
     def merge(self, override: CallPolicyOverride) -> Self:
         """This policy with the fields that `override` gives."""

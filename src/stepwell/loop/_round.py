@@ -36,11 +36,19 @@ from stepwell.errors import (
     UsageLimitError,
 )
 from stepwell.messages import UserMessage
-from stepwell.models import Candidate, Deadlines, ModelRequest, ModelSelection, StopReason
+from stepwell.models import Candidate, Deadlines, ModelGateway, ModelRequest, ModelSelection, StopReason
 from stepwell.outcomes import RetryWithModel
 
 from ._attempt import Attempt
-from ._contexts import LlmAttemptErrorContext, LlmBlockedContext, LlmErrorContext, Rejection, StoppedBecause
+from ._contexts import (
+    ErrorKind,
+    LlmAttemptErrorContext,
+    LlmBlockedContext,
+    LlmErrorContext,
+    Rejection,
+    RejectReason,
+    StoppedBecause,
+)
 from ._host import LoopHost, Verdict
 from ._policy import AskShorter, EmptyPolicy, RaiseCap
 
@@ -50,7 +58,8 @@ MAX_CALLS = 128
 """Calls of one reply; more are rejected as malformed."""
 
 _FINAL_STATUS = frozenset({400, 401, 403, 404, 413, 422})
-_NUDGEABLE = frozenset({StopReason.COMPLETE, StopReason.UNSPECIFIED, StopReason.MALFORMED_TOOL_CALL})
+_SILENT = frozenset({StopReason.COMPLETE, StopReason.UNSPECIFIED})
+_NUDGEABLE = _SILENT | {StopReason.MALFORMED_TOOL_CALL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +80,22 @@ class Terminal:
     hook: str
 
 
-class _Failed(Exception):
-    """An attempt that did not yield an accepted candidate; carries what the decision needs."""
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """An attempt that did not yield an accepted candidate; holds what the decision needs."""
 
-    def __init__(
-        self,
-        kind: Literal["invocation_error", "empty_response", "response_rejected"],
-        error: Exception,
-        candidate: Candidate | None = None,
-        rejection: Rejection | None = None,
-    ) -> None:
-        self.kind: Literal["invocation_error", "empty_response", "response_rejected"] = kind
-        self.error = error
-        self.candidate = candidate
-        self.rejection = rejection
+    kind: ErrorKind
+    error: Exception
+    candidate: Candidate | None = None
+    rejection: Rejection | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocked:
+    """The provider refused."""
+
+    context: LlmBlockedContext
+    cause: Exception | None = None
 
 
 async def run_round(host: LoopHost) -> Accepted | Terminal:
@@ -145,72 +156,63 @@ class _Round:
         made = 0
         while True:
             made += 1
-            try:
-                return await self._attempt(selection)
-            except _Failed as failure:
-                await checkpoint_if_cancelled()
-                because = await self._again(failure, selection, made, limit, is_alternate)
-                if because is None:
-                    continue
-                if because == "nudged":
-                    made = 0
-                    continue
-                return await self._give_up(failure, selection, made, limit, because)
-            except PromptBlockedError as error:
-                return await self._blocked(
-                    LlmBlockedContext(
-                        **self._about(selection),
-                        reason=error.reason,
-                        phase="prompt",
-                        raw_reason=error.raw_reason,
-                        text=str(error.details.get("refusal") or ""),
-                        safety_ratings=error.safety_ratings,
-                        provider_details=error.details,
-                        partial_text_shown=self.host.observer.shown,
-                    ),
-                    error,
-                )
+            result = await self._attempt(selection)
+            if isinstance(result, Accepted):
+                return result
+            await checkpoint_if_cancelled()
+            if isinstance(result, _Blocked):
+                return await self._blocked(result)
+            because = await self._again(result, selection, made, limit, is_alternate)
+            if because == "nudged":
+                made = 0
+            elif because is not None:
+                return await self._give_up(result, selection, made, limit, because)
 
     # -- one attempt
 
-    async def _attempt(self, selection: ModelSelection) -> Accepted | Terminal:
+    async def _attempt(self, selection: ModelSelection) -> Accepted | _Failed | _Blocked:
         host = self.host
         self._check_budget()
         gateway = host.gateway(selection)
         request = self._request(selection)
         schema = request.output_schema
-        live = host.stream_mode == "live" and (schema is None or host.stream_partial_objects)
+        attempt = Attempt("off" if schema is not None and not host.stream_partial_objects else host.stream_mode)
         self.number += 1
         host.observer.attempt_started(self.number, selection)
-        attempt = Attempt()
         verdict: Verdict = "cancelled"
         detail: str | None = None
         try:
-            await attempt.run(host, gateway, request, live, host.stream_mode == "held" and schema is None)
-            candidate = attempt.candidate(request)
-            verdict, accepted = self._classify(candidate, selection, schema is not None)
-            if isinstance(accepted, Accepted):
-                await checkpoint_if_cancelled()
-                attempt.release(host.observer)
-                return accepted
-            if accepted is not None:
-                detail = accepted.rejection.reason if accepted.rejection else accepted.kind
-                raise accepted
-        except (_Failed, LlmSetupError):
-            raise
-        except PromptBlockedError:
-            verdict = "blocked"
-            raise
-        except _Hook as error:
-            raise error.cause from error.cause.__cause__
+            result = await self._result(attempt, gateway, request, selection)
+            verdict, detail = _verdict(result)
+            return result
         except Exception as error:
             verdict, detail = "thrown", type(error).__name__
-            raise _Failed("invocation_error", error) from error
+            raise
         finally:
             host.add_usage(selection, attempt.usage)
             stop = attempt.finish.raw or attempt.finish.stop.value if attempt.finish else None
             host.observer.attempt_ended(verdict, attempt.usage, stop, detail)
-        return await self._blocked(self._candidate_blocked(candidate), None)
+
+    async def _result(
+        self, attempt: Attempt, gateway: ModelGateway, request: ModelRequest, selection: ModelSelection
+    ) -> Accepted | _Failed | _Blocked:
+        """Rows 1 to 10. What is raised here propagates: cancellation, set-up, what the stage's own code raises."""
+        host = self.host
+        try:
+            await attempt.run(host, gateway, request)
+        except LlmSetupError:
+            raise
+        except PromptBlockedError as error:
+            return _Blocked(self._prompt_blocked(error, selection), error)
+        except Exception as error:  # noqa: BLE001 - row 4: any other exception of the invocation
+            if attempt.finish is None:  # else the reply is whole, and only closing the connection failed
+                return _Failed("invocation_error", error)
+        result = self._classify(attempt.candidate(request), selection, request.output_schema is not None)
+        if isinstance(result, Accepted):
+            if host.cancelled.is_set():
+                await checkpoint_if_cancelled()
+            attempt.release(host.observer)
+        return result
 
     def _check_budget(self) -> None:
         limit = self.policy.max_total_tokens
@@ -227,7 +229,6 @@ class _Round:
         messages = list(host.history())
         if self.nudge:
             messages.append(UserMessage(content=self.nudge, by="code"))
-            self.nudge = None
         return ModelRequest(
             selection=selection,
             system=self.system,
@@ -247,13 +248,12 @@ class _Round:
 
     def _classify(
         self, candidate: Candidate, selection: ModelSelection, structured: bool
-    ) -> tuple[Verdict, Accepted | _Failed | None]:
-        """The verdict, with what is accepted or why not; `None` for a block."""
+    ) -> Accepted | _Failed | _Blocked:
         if candidate.stop is StopReason.BLOCKED:
-            return "blocked", None
+            return _Blocked(self._candidate_blocked(candidate))
         if not (candidate.text.strip() or candidate.tool_calls or candidate.files):
             return self._empty(candidate, selection)
-        cut = bool(candidate.tool_calls) and candidate.stop is StopReason.TRUNCATED
+        cut = bool(candidate.tool_calls) and candidate.truncated
         malformed = candidate.stop is StopReason.MALFORMED_TOOL_CALL or len(candidate.tool_calls) > MAX_CALLS
         if (cut or malformed) and "truncated" in self.policy.auto_reject:
             return self._reject(candidate, "truncated_tool_call" if cut else "malformed_tool_call", selection)
@@ -263,33 +263,25 @@ class _Round:
             except ValueError as error:
                 if "schema" in self.policy.auto_reject:
                     return self._reject(candidate, "schema", selection, str(error))
-        try:
-            wants_another = self.host.check_response(candidate)
-        except Exception as error:
-            raise _Hook(error) from error
-        if wants_another:
+        if self.host.check_response(candidate):
             return self._reject(candidate, "check_response", selection)
-        return "accepted", Accepted(candidate, selection, cut=cut or malformed)
+        return Accepted(candidate, selection, cut=cut or malformed)
 
-    def _empty(self, candidate: Candidate, selection: ModelSelection) -> tuple[Verdict, Accepted | _Failed]:
-        if self.policy.empty is not None and self.policy.empty.accept and candidate.stop is not StopReason.TRUNCATED:
-            return "accepted", Accepted(candidate, selection, silent=True)
-        cap = self._cap(selection) if candidate.truncated else ""
+    def _empty(self, candidate: Candidate, selection: ModelSelection) -> Accepted | _Failed:
+        policy = self.policy.empty
+        if policy is not None and policy.accept and candidate.stop in _SILENT:
+            return Accepted(candidate, selection, silent=True)
         error = LlmEmptyResponseError(
-            f"{selection.id} answered with nothing ({candidate.stop.value}){cap}.",
+            f"{selection.id} answered with nothing ({candidate.stop.value}){self._cap(candidate, selection)}.",
             stage=self.host.stage_id,
             model=selection.id,
         )
-        return "empty", _Failed("empty_response", error, candidate)
+        return _Failed("empty_response", error, candidate)
 
     def _reject(
-        self,
-        candidate: Candidate,
-        reason: Literal["truncated_tool_call", "malformed_tool_call", "schema", "check_response"],
-        selection: ModelSelection,
-        detail: str | None = None,
-    ) -> tuple[Verdict, _Failed]:
-        cap = self._cap(selection) if reason == "truncated_tool_call" else ""
+        self, candidate: Candidate, reason: RejectReason, selection: ModelSelection, detail: str | None = None
+    ) -> _Failed:
+        cap = self._cap(candidate, selection)
         error = LlmResponseRejectedError(
             f"A reply of {selection.id} was rejected: {_WHY[reason]}{cap}.",
             reason,
@@ -297,11 +289,13 @@ class _Round:
             stage=self.host.stage_id,
             model=selection.id,
         )
-        return reason, _Failed(
-            "response_rejected", error, candidate, Rejection(reason=reason, detail=detail or cap or None)
-        )
+        rejection = Rejection(reason=reason, detail=detail or cap.removeprefix("; ") or None)
+        return _Failed("response_rejected", error, candidate, rejection)
 
-    def _cap(self, selection: ModelSelection) -> str:
+    def _cap(self, candidate: Candidate, selection: ModelSelection) -> str:
+        """The output cap in words, where it was hit."""
+        if not candidate.truncated:
+            return ""
         cap = self.cap_raised or _max_tokens(selection.params)
         return f"; the output cap is {f'{cap} tokens (max_tokens)' if cap else 'the model default; set max_tokens'}"
 
@@ -314,24 +308,25 @@ class _Round:
         if is_alternate:
             return "attempts_exhausted"
         if failure.kind == "empty_response":
-            policy = self.policy.empty
-            candidate = cast("Candidate", failure.candidate)
-            if policy is None or candidate.stop not in _NUDGEABLE:
+            empty = self.policy.empty
+            if empty is None or cast("Candidate", failure.candidate).stop not in _NUDGEABLE:
                 return "retry_declined" if made < limit else "attempts_exhausted"
-            if policy.retries is not None:
-                return self._nudge(policy)
-            self.nudge = policy.nudge
+            if empty.retries is not None:
+                return self._nudge(empty, empty.retries)
+            self.nudge = empty.nudge
         if made >= limit:
             return "attempts_exhausted"
-        if failure.kind == "invocation_error" and not self._retries(failure.error, selection, made, limit):
-            return "retry_declined"
-        if failure.rejection is not None:
-            self._after_rejection(failure.rejection, selection)
+        if failure.kind == "invocation_error":
+            # A nudge stays: nobody has answered it yet.
+            if not self._retries(failure.error, selection, made, limit):
+                return "retry_declined"
+        elif failure.kind == "response_rejected":
+            self.nudge = self._correction(failure, selection)
         await self._delay(failure.error)
         return None
 
-    def _nudge(self, policy: EmptyPolicy) -> Literal["nudged", "attempts_exhausted"]:
-        if self.nudges >= cast("int", policy.retries):
+    def _nudge(self, policy: EmptyPolicy, retries: int) -> Literal["nudged", "attempts_exhausted"]:
+        if self.nudges >= retries:
             return "attempts_exhausted"
         self.nudges += 1
         self.nudge = policy.nudge
@@ -339,7 +334,9 @@ class _Round:
         return "nudged"
 
     def _retries(self, error: Exception, selection: ModelSelection, made: int, limit: int) -> bool:
-        context = LlmAttemptErrorContext(**self._about(selection), error=error, attempt=made, max_attempts=limit)
+        context = LlmAttemptErrorContext(
+            **self._about(selection.provider, selection.name), error=error, attempt=made, max_attempts=limit
+        )
         decided = self.host.should_retry_llm_error(context)
         self.host.observer.hook_called("should_retry_llm_error", decided is not None)
         if decided is not None:
@@ -348,21 +345,24 @@ class _Round:
             return True
         return getattr(error, "status", None) not in _FINAL_STATUS
 
-    def _after_rejection(self, rejection: Rejection, selection: ModelSelection) -> None:
+    def _correction(self, failure: _Failed, selection: ModelSelection) -> str | None:
+        """What the next attempt is told about the rejected one; also raises the cap if that is the policy."""
+        lines: list[str] = []
+        rejection = cast("Rejection", failure.rejection)
         if rejection.reason == "schema":
-            self.nudge = f"Your last reply did not match the required schema. Answer again with only the JSON.\n{rejection.detail}"
-        if rejection.reason != "truncated_tool_call" or self.cut_policy_used:
-            return
-        match self.policy.on_truncated:
-            case RaiseCap(factor=factor, limit=limit):
-                current = _max_tokens(selection.params)
-                self.cap_raised = min(limit, int(current * factor)) if current else limit
-                self.cut_policy_used = True
-            case AskShorter(nudge=nudge):
-                self.nudge = nudge
-                self.cut_policy_used = True
-            case None:
-                pass
+            lines += [_WRONG_SCHEMA, rejection.detail or ""]
+        if cast("Candidate", failure.candidate).truncated and not self.cut_policy_used:
+            match self.policy.on_truncated:
+                case RaiseCap(factor=factor, limit=limit):
+                    current = _max_tokens(selection.params)
+                    self.cap_raised = max(current, min(limit, int(current * factor))) if current else limit
+                    self.cut_policy_used = True
+                case AskShorter(nudge=nudge):
+                    lines.append(nudge)
+                    self.cut_policy_used = True
+                case None:
+                    pass
+        return "\n".join(lines) or None
 
     async def _delay(self, error: Exception) -> None:
         wait = self.policy.retry_delay
@@ -375,8 +375,9 @@ class _Round:
         self, failure: _Failed, selection: ModelSelection, made: int, limit: int, because: StoppedBecause
     ) -> Terminal | None:
         host = self.host
+        await checkpoint_if_cancelled()
         context = LlmErrorContext(
-            **self._about(selection),
+            **self._about(selection.provider, selection.name),
             kind=failure.kind,
             error=failure.error,
             attempts_made=made,
@@ -415,14 +416,27 @@ class _Round:
         host.visit.alternate = selection.to_json()
         host.visit.alternate_used = True
         self.nudge = None
+        self.cap_raised = None
 
     # -- blocks
+
+    def _prompt_blocked(self, error: PromptBlockedError, selection: ModelSelection) -> LlmBlockedContext:
+        return LlmBlockedContext(
+            **self._about(selection.provider, selection.name),
+            reason=_block_reason(error.reason, error.raw_reason, error.details),
+            phase="prompt",
+            raw_reason=error.raw_reason,
+            text=str(error.details.get("refusal") or ""),
+            safety_ratings=error.safety_ratings,
+            provider_details=error.details,
+            partial_text_shown=self.host.observer.shown,
+        )
 
     def _candidate_blocked(self, candidate: Candidate) -> LlmBlockedContext:
         details = candidate.details
         return LlmBlockedContext(
-            **self._about(ModelSelection(candidate.provider, candidate.model)),
-            reason=str(details.get("block_reason") or _block_reason(candidate.raw_reason, details)),
+            **self._about(candidate.provider, candidate.model),
+            reason=_block_reason(details.get("block_reason"), candidate.raw_reason, details),
             phase="candidate",
             raw_reason=candidate.raw_reason,
             text=str(details.get("refusal") or ""),
@@ -431,8 +445,8 @@ class _Round:
             partial_text_shown=self.host.observer.shown,
         )
 
-    async def _blocked(self, context: LlmBlockedContext, cause: Exception | None) -> Terminal:
-        await checkpoint_if_cancelled()
+    async def _blocked(self, blocked: _Blocked) -> Terminal:
+        context = blocked.context
         decided = await self.host.on_llm_blocked(context)
         await checkpoint_if_cancelled()
         self.host.observer.hook_called("on_llm_blocked", decided is not None)
@@ -443,7 +457,7 @@ class _Round:
                 context,
                 stage=context.stage_id,
                 model=context.selection,
-            ) from cause
+            ) from blocked.cause
         if isinstance(decided, RetryWithModel):
             raise InvalidOutcomeError(
                 f"on_llm_blocked of stage {context.stage_id} returned retry_with_model: a refusal never asks for an "
@@ -453,21 +467,16 @@ class _Round:
             )
         return Terminal(decided, "on_llm_blocked")
 
-    def _about(self, selection: ModelSelection) -> dict[str, Any]:
+    def _about(self, provider: str, model: str) -> dict[str, Any]:
         return {
             "stage_id": self.host.stage_id,
-            "provider": selection.provider,
-            "model": selection.name,
+            "provider": provider,
+            "model": model,
             "cancelled": self.host.cancelled,
         }
 
 
-class _Hook(Exception):
-    """Carries an exception of `check_response` past the handling of invocation errors."""
-
-    def __init__(self, cause: Exception) -> None:
-        self.cause = cause
-
+_WRONG_SCHEMA = "Your last reply did not match the required schema. Answer again with only the JSON."
 
 _WHY = {
     "truncated_tool_call": "it was cut off inside a tool call",
@@ -477,16 +486,33 @@ _WHY = {
 }
 
 
+def _verdict(result: Accepted | _Failed | _Blocked) -> tuple[Verdict, str | None]:
+    """How an attempt ended, for observers; the detail names an error or reason, and holds no content."""
+    if isinstance(result, Accepted):
+        return "accepted", None
+    if isinstance(result, _Blocked):
+        return "blocked", result.context.reason
+    if result.rejection is not None:
+        return result.rejection.reason, None
+    return ("empty", None) if result.kind == "empty_response" else ("thrown", type(result.error).__name__)
+
+
 def _max_tokens(params: Mapping[str, Any]) -> int | None:
     value = params.get("max_tokens")
     return value if isinstance(value, int) else None
 
 
-def _block_reason(raw: str | None, details: Mapping[str, Any]) -> str:
+_REASONS = ("refusal", "recitation", "blocklist", "content_filter", "safety")
+
+
+def _block_reason(given: Any, raw: str | None, details: Mapping[str, Any]) -> str:
+    """The normalised reason: what the gateway says, or a guess from the provider's words."""
+    if given in _REASONS:
+        return str(given)
     if details.get("refusal"):
         return "refusal"
-    word = (raw or "").lower()
-    for reason in ("refusal", "recitation", "blocklist", "content_filter", "safety"):
-        if reason in word:
+    words = f"{given or ''} {raw or ''}".lower()
+    for reason in _REASONS:
+        if reason in words:
             return reason
-    return "safety" if "prohibited" in word or "spii" in word else "other"
+    return "safety" if "prohibited" in words or "spii" in words else "other"
