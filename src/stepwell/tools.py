@@ -173,7 +173,7 @@ class Handler:
         self.function = function
         self.names = mark.names
         self.batch = mark.batch
-        self.on_error = mark.on_error
+        self.on_error: ToolErrors | None = mark.on_error
         self.timeout = mark.timeout
         self.is_async = inspect.iscoroutinefunction(function)
         self._model, self._context = (None, None) if mark.batch else _arguments(owner, function, mark.names[0])

@@ -99,21 +99,75 @@ class LoopHost(Protocol):
     Hooks are already combined: the stage's answer wins, the workflow is asked when it delegates.
     """
 
-    stage_id: str
-    policy: CallPolicy
-    selection: ModelSelection
-    stream_mode: StreamMode
-    stream_partial_objects: bool
-    parallel_tools: bool
-    tool_errors: ToolErrors
-    allow_alternate_attempts: bool
-    visit: VisitState
-    clock: Clock
-    observer: LoopObserver
-    run_id: str
-    step_id: str
-    conversation: str
-    cancelled: threading.Event
+    @property
+    def stage_id(self) -> str:
+        """Id of the stage."""
+        ...
+
+    @property
+    def policy(self) -> CallPolicy:
+        """Resolved for the stage."""
+        ...
+
+    @property
+    def selection(self) -> ModelSelection:
+        """The stage's model."""
+        ...
+
+    @property
+    def stream_mode(self) -> StreamMode:
+        """What leaves the process, and when."""
+        ...
+
+    @property
+    def stream_partial_objects(self) -> bool:
+        """Whether a structured reply streams too."""
+        ...
+
+    @property
+    def parallel_tools(self) -> bool:
+        """Whether the calls of a reply run side by side."""
+        ...
+
+    @property
+    def tool_errors(self) -> ToolErrors:
+        """What a handler's exception does, unless the tool says otherwise."""
+        ...
+
+    @property
+    def allow_alternate_attempts(self) -> bool:
+        """Whether an alternate's selection may carry `attempts`."""
+        ...
+
+    @property
+    def visit(self) -> VisitState:
+        """The current visit."""
+        ...
+
+    @property
+    def clock(self) -> Clock:
+        """Time."""
+        ...
+
+    @property
+    def observer(self) -> LoopObserver:
+        """Whom to tell."""
+        ...
+
+    @property
+    def run_id(self) -> str:
+        """The run."""
+        ...
+
+    @property
+    def conversation(self) -> str:
+        """See `ModelRequest.conversation`."""
+        ...
+
+    @property
+    def cancelled(self) -> threading.Event:
+        """Set once the turn is cancelled."""
+        ...
 
     def prompt(self) -> str | None:
         """Build the system prompt; once per round."""

@@ -175,8 +175,8 @@ class _Round:
         self._check_budget()
         gateway = host.gateway(selection)
         request = self._request(selection)
-        schema = request.output_schema
-        attempt = Attempt("off" if schema is not None and not host.stream_partial_objects else host.stream_mode)
+        streams = request.output_schema is None or (host.stream_mode == "live" and host.stream_partial_objects)
+        attempt = Attempt(host.stream_mode if streams else "off")
         self.number += 1
         host.observer.attempt_started(self.number, selection)
         verdict: Verdict = "cancelled"
