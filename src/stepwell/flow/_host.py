@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from anyio.lowlevel import checkpoint_if_cancelled
+
 from stepwell.flow._definition import FlowDefinition, StepDefinition
 from stepwell.flow._runtime import UnitRuntime
 from stepwell.flow._step import Step
-from stepwell.loop import CallScope, LlmAttemptErrorContext, LlmBlockedContext, LlmErrorContext
+from stepwell.loop import CallScope, LlmAttemptErrorContext, LlmBlockedContext, LlmErrorContext, StreamMode
 from stepwell.messages import JsonObject, JsonValue, Message, ToolCall, ToolOutcome, ToolResult, Usage
 from stepwell.models import Candidate, ModelGateway, ModelSelection, ToolSchema
 from stepwell.stage import Stage
-from stepwell.tools import Handler, ToolDefinition
+from stepwell.tools import Handler, ToolDefinition, ToolErrors
 
 __all__ = ["StepHost"]
 
@@ -31,10 +33,10 @@ class StepHost:
         self.stage_id = step.id
         self.policy = step.get_llm_call_policy()
         self.selection = step.get_model_selection()
-        self.stream_mode = step.stream_mode or flow.stream_mode
+        self.stream_mode: StreamMode = step.stream_mode or flow.stream_mode
         self.stream_partial_objects = _first(step.stream_partial_objects, flow.stream_partial_objects)
         self.parallel_tools = _first(step.parallel_tools, flow.parallel_tools)
-        self.tool_errors = step.tool_errors or flow.tool_errors
+        self.tool_errors: ToolErrors = step.tool_errors or flow.tool_errors
         self.visit = runtime.visit
         self.clock = runtime.clock
         self.observer = runtime.observer
@@ -82,17 +84,25 @@ class StepHost:
     def should_retry_llm_error(self, context: LlmAttemptErrorContext) -> bool | None:
         """See `LoopHost`."""
         decided = self.step.should_retry_llm_error(context)
-        return decided if decided is not None else self.step.flow.should_retry_llm_error(context)
+        if decided is not None or self.cancelled.is_set():
+            return decided
+        return self.step.flow.should_retry_llm_error(context)
 
     async def on_llm_blocked(self, context: LlmBlockedContext) -> Any:
         """See `LoopHost`."""
         decided = await self.step.on_llm_blocked(context)
-        return decided if decided is not None else await self.step.flow.on_llm_blocked(context)
+        if decided is not None:
+            return decided
+        await checkpoint_if_cancelled()
+        return await self.step.flow.on_llm_blocked(context)
 
     async def on_llm_error(self, context: LlmErrorContext) -> Any:
         """See `LoopHost`."""
         decided = await self.step.on_llm_error(context)
-        return decided if decided is not None else await self.step.flow.on_llm_error(context)
+        if decided is not None:
+            return decided
+        await checkpoint_if_cancelled()
+        return await self.step.flow.on_llm_error(context)
 
     def handler(self, name: str) -> tuple[Handler, ToolDefinition | None] | None:
         """See `LoopHost`."""
@@ -103,7 +113,10 @@ class StepHost:
 
     def batch_handler(self, names: frozenset[str]) -> Handler | None:
         """See `LoopHost`."""
-        return self.built.table.find(names)
+        handler = self.built.table.find(names)
+        if handler is None or not names <= {schema.name for schema in self.exposed()}:
+            return None
+        return handler
 
     def bound(self, handler: Handler) -> Any:
         """See `LoopHost`."""
