@@ -63,6 +63,8 @@ class Visit:
         self.runtime = host.runtime
         self.batch: Batch | None = None
         self.cleanups: list[Cleanup] = []
+        self._unit = ""
+        self._calls = 0
 
     # -- a model's reply
 
@@ -82,7 +84,7 @@ class Visit:
             return await self._responded(result.candidate, message)
         shown = message.text if self.host.stream_mode != "off" else ""
         if result.cut:
-            refused = "The call was cut off at the output limit and did not run."
+            refused = "The call was cut off or malformed, and did not run."
             results = [self.host.result(c, {"accepted": False, "error": refused}, "not_run") for c in message.calls]
             return Decided(Again(), shown, results)
         return Decided(Again(), shown)
@@ -92,7 +94,11 @@ class Visit:
         candidate = accepted.candidate
         seen: set[str] = set()
         calls: list[ToolCall] = []
-        for index, call in enumerate(candidate.tool_calls):
+        if self._unit != self.host.step_id:
+            self._unit, self._calls = self.host.step_id, 0
+        first = self._calls  # a unit that is a whole visit has several replies with calls
+        self._calls += len(candidate.tool_calls)
+        for index, call in enumerate(candidate.tool_calls, first):
             call_id = call.id
             if not call_id or len(call_id) > 512 or call_id in seen:
                 call_id = f"call-{self.host.step_id[-12:]}-{index}"
@@ -118,8 +124,7 @@ class Visit:
             result = None
         default = _json_text(candidate.object) if structured and candidate.object is not None else candidate.text
         value = await self.step.on_response(result) if "on_response" in built.hooks else None
-        if self.host.is_outcome_target(value):
-            value = Go(cast("Any", value))
+        value = self._outcome(value, "on_response")
         if value is None or value == default:
             content_type = "application/json" if structured and candidate.object is not None else None
             return Decided(Reply(default, content_type), default)
@@ -157,9 +162,7 @@ class Visit:
 
     def _terminal(self, terminal: Terminal) -> Decided:
         """A failure hook decided: its text or outcome, under the same step, so it replaces what was shown."""
-        value: Any = terminal.value
-        if self.host.is_outcome_target(value):
-            value = Go(value)
+        value = self._outcome(terminal.value, terminal.hook)
         match value:
             case str():
                 return self._answer(value, None)
@@ -266,6 +269,19 @@ class Visit:
         attach(self.runtime, self.step.id, outcome)
         if outcome.message is not None:
             self.runtime.add_message(self.host.ns, self.step.id, as_message(outcome.message))
+
+    def _outcome(self, value: Any, hook: str) -> Any:
+        """What a hook returned, with a stage class as `Go`, and without what belongs to tool handlers only."""
+        if self.host.is_outcome_target(value):
+            return Go(value)
+        if isinstance(value, Outcome) and (value.feedback is not None or value.messages or value.cleanup):
+            raise InvalidOutcomeError(
+                f"{hook} of {self.step.id} returned a {type(value).__name__} with tool feedback, attachments or a "
+                "cleanup: only tool handlers may.",
+                stage=self.step.id,
+                hook=hook,
+            )
+        return value
 
     def _text(self, content: JsonValue, hook: str) -> str:
         if isinstance(content, str):
