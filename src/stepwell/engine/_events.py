@@ -326,6 +326,8 @@ class TurnStream:
 
     def attempt_ended(self, verdict: Verdict, usage: Usage | None, stop: str | None, detail: str | None) -> None:
         """See `LoopObserver`."""
+        if verdict != "accepted":
+            self._fresh = True  # what it showed is dead: whatever comes next replaces it
         if self._listeners or self._buffer is not None:
             self.emit(CandidateClassified(self._step, self._attempt, verdict, stop, detail, usage))
 
