@@ -68,6 +68,7 @@ class Identity:
         canonical: Its name of whoever verifies signatures.
         url: The base URL, as pydantic-ai has it.
         tag: Marks `provider_data`: only what bears it is restored. Interface, provider and base URL in one.
+        thoughts: Whether the model takes reasoning back. To one that does not, pydantic-ai would send it as text.
     """
 
     api: Api
@@ -75,6 +76,7 @@ class Identity:
     canonical: str
     url: str
     tag: str
+    thoughts: bool = True
 
 
 _Wire: TypeAlias = tuple[str, ...]
@@ -200,7 +202,7 @@ class HistoryEncoder:
                     length = int(item.get("n", 0))
                     content = thought[thought_at : thought_at + length]
                     thought_at += length
-                    if thought_same or not length:
+                    if self._identity.thoughts and (thought_same or not length):
                         parts.append(ThinkingPart(content=content, signature=item.get("sig"), **extra))
                 case "text" if text_same:
                     length = int(item.get("n", 0))

@@ -103,7 +103,7 @@ class Runtime:
         self._endpoint = endpoint
         self._build = _builder(endpoint)
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Client] = WeakKeyDictionary()
-        self._encoder: HistoryEncoder | None = None
+        self._encoders: dict[bool, HistoryEncoder] = {}
 
     async def aclose(self) -> None:
         """Close the connections of the running loop."""
@@ -191,6 +191,7 @@ class Runtime:
         endpoint = self._endpoint
         provider = model.provider
         url = str(provider.base_url) if provider is not None else endpoint.base_url
+        sealed = bool(model.profile.get("openai_supports_encrypted_reasoning_content", False))
         place = sha256(endpoint.base_url.encode()).hexdigest()[:8]
         return Identity(
             api=endpoint.api,
@@ -198,17 +199,20 @@ class Runtime:
             canonical=model.canonical_system,
             url=url,
             tag=f"{endpoint.api}/{endpoint.name}/{place}",
+            thoughts=sealed or endpoint.api != "openai-responses",
         )
 
     def _call(self, model: Model[Any], request: ModelRequest) -> _Call:
-        if self._encoder is None:
-            self._encoder = HistoryEncoder(self._identity(model))
+        identity = self._identity(model)
+        encoder = self._encoders.get(identity.thoughts)
+        if encoder is None:
+            encoder = self._encoders[identity.thoughts] = HistoryEncoder(identity)
         settings = self._settings(request)
         parameters, output_tool, fenced = self._parameters(model, request, settings)
         return _Call(
             model=model,
             request=request,
-            messages=self._encoder.encode(request.messages),
+            messages=encoder.encode(request.messages),
             settings=cast("ModelSettings", settings),
             parameters=parameters,
             output_tool=output_tool,
