@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("stepwell.testing._store_conformance", "stepwell.testing._store_processes")
-
-from stepwell.sessions import MemoryStore, SessionStore, SqliteStore  # noqa: E402
-from stepwell.testing import SessionStoreConformance, SessionStoreProcessConformance  # noqa: E402
+from stepwell.sessions import MemoryStore, SessionStore, SqliteStore
+from stepwell.testing import SessionStoreConformance, SessionStoreProcessConformance
 
 pytestmark = pytest.mark.anyio
 

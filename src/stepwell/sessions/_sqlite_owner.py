@@ -5,7 +5,9 @@ one transaction, and so that a process never waits for itself longer than a tran
 
 * Jobs that need no fsync run in the loop: those of one tick share a transaction. Its connection never waits: when
   another process (or the writer thread) holds the file, the jobs move to the thread, which does wait.
-* Jobs that need an fsync (`full`) run in the writer thread; what arrives during one fsync shares the next.
+* Jobs that need an fsync (`full`) run in the writer thread; what arrives during one fsync shares the next. While the
+  thread is at work the loop's jobs wait for it, and then join its next transaction or return to the loop: the two
+  never compete for the file, where the one that waits by polling would starve.
 * Check-points run on a third connection, in a thread of their own, so that no commit pays for them.
 """
 
@@ -179,7 +181,9 @@ class SqliteOwner:
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Entry]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._pending: list[_Entry] = []
+        self._parked: list[_Entry] = []
         self._draining = False
+        self._closing = False
         self._writer: _Connection | None = None
         self._writer_thread = ThreadPoolExecutor(1, "stepwell-sqlite-writer")
         self._reader: _Connection | None = None
@@ -291,6 +295,10 @@ class SqliteOwner:
         queue.clear()
         if not entries:
             return
+        with self._lock:
+            if self._draining:
+                self._parked += entries
+                return
         if not self._main_lock.acquire(blocking=False):
             self._hand_over(entries)
             return
@@ -322,16 +330,20 @@ class SqliteOwner:
         """In the writer thread: run what is pending, as one transaction each time round."""
         while True:
             with self._lock:
-                entries = [entry for entry in self._pending if not entry.future.cancelled()]
-                self._pending.clear()
+                back: list[_Entry] = []
+                if self._pending or self._closing:
+                    entries = self._pending + self._parked
+                else:
+                    entries, back = [], self._parked
+                self._pending, self._parked = [], []
+                entries = [entry for entry in entries if not entry.future.cancelled()]
                 if not entries:
                     self._draining = False
-                    return
+            if not entries:
+                _by_loop(self._flush, back)
+                return
             self._run_waiting(entries)
-            for loop in {entry.loop for entry in entries}:
-                mine = [entry for entry in entries if entry.loop is loop]
-                with contextlib.suppress(RuntimeError):  # its loop is closed: nobody waits any more
-                    loop.call_soon_threadsafe(_deliver, mine)
+            _by_loop(_deliver, entries)
             self._count()
 
     def _run_waiting(self, entries: list[_Entry]) -> None:
@@ -396,11 +408,21 @@ class SqliteOwner:
                 if connection is not None:
                     connection.close()
 
-    def flush(self) -> None:
-        """In the loop: run what this tick has queued now rather than at its end."""
+    async def finish(self) -> None:
+        """Run what this loop has queued, then close in a thread."""
+        self._closing = True
         queue = self._queues.get(asyncio.get_running_loop())
         if queue:
             self._flush(queue)
+        await asyncio.sleep(0)  # what the writer thread has just given back to the loop
+        await asyncio.get_running_loop().run_in_executor(None, self.close)
+
+
+def _by_loop(callback: Callable[[list[_Entry]], None], entries: list[_Entry]) -> None:
+    for loop in {entry.loop for entry in entries}:
+        mine = [entry for entry in entries if entry.loop is loop]
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(callback, mine)
 
 
 def _deliver(entries: list[_Entry]) -> None:
@@ -443,7 +465,6 @@ def acquire_owner(path: str | os.PathLike[str], part: Part, busy_timeout: float 
 
 async def release_owner(owner: SqliteOwner) -> None:
     """Give an owner back; the last user closes it. What is under way is finished first."""
-    owner.flush()
     with _owners_lock:
         owner.users -= 1
         if owner.users:
@@ -451,8 +472,7 @@ async def release_owner(owner: SqliteOwner) -> None:
         for key in [key for key, value in _owners.items() if value is owner]:
             del _owners[key]
     # Not cancellable half way: the connections would stay open with nobody left to close them.
-    closing = asyncio.get_running_loop().run_in_executor(None, owner.close)
-    await asyncio.shield(closing)
+    await asyncio.shield(asyncio.ensure_future(owner.finish()))
 
 
 # --- opening and errors -----------------------------------------------------------------------------------------------

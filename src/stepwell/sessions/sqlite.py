@@ -90,6 +90,7 @@ SESSION_BITS: Final = 28
 SEQUENCE: Final = 0
 LOG: Final = 1
 FIRST_NAMESPACE: Final = 2
+MAX_NAMES: Final = (1 << STREAM_BITS) - FIRST_NAMESPACE
 
 STATUSES: Final = ("running", "completed", "suspended", "aborted")
 KINDS: Final[tuple[InboxKind, ...]] = ("input", "steer", "answer", "cancel")
@@ -165,6 +166,8 @@ class _Changes:
         for row in commit.journal:
             text_checked(row.key, "journal key")
         self.names = list(names)
+        if len(names) > MAX_NAMES:
+            raise _too_many_names(commit.head.id)
 
     @property
     def large(self) -> bool:
@@ -592,16 +595,16 @@ def _add_names(cursor: Cursor, session: str, key: int, wanted: Sequence[str]) ->
     for name in wanted:
         names.setdefault(name, len(names))
     if len(names) > known:
-        if len(names) + FIRST_NAMESPACE > 1 << STREAM_BITS:
-            raise Undo(
-                StoreError(
-                    f"Session {session!r} has too many namespaces and stages: at most "
-                    f"{(1 << STREAM_BITS) - FIRST_NAMESPACE}.",
-                    session_id=session,
-                )
-            )
+        if len(names) > MAX_NAMES:
+            raise Undo(_too_many_names(session))
         cursor.execute("UPDATE head SET names = ? WHERE key = ?", (_names_text(names), key))
     return names
+
+
+def _too_many_names(session: str) -> StoreError:
+    return StoreError(
+        f"Session {session!r} has too many namespaces and stages: at most {MAX_NAMES}.", session_id=session
+    )
 
 
 def _append(cursor: Cursor, session: str, key: int, names: dict[str, int], changes: _Changes) -> None:

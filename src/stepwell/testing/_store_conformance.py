@@ -11,9 +11,9 @@ Subclass in a test module, mark the class for the anyio plugin of pytest, and gi
             await store.close()
 
 A store that other processes can open by URL passes `SessionStoreProcessConformance` too. Nothing of a test environment
-is imported here; have the assertions rewritten, before the first import, to see values::
+is imported here; to see values where an assertion fails, have them rewritten in the topmost `conftest.py`::
 
-    pytest.register_assert_rewrite("stepwell.testing._store_conformance")
+    pytest.register_assert_rewrite("stepwell.testing")
 """
 
 from __future__ import annotations
