@@ -282,6 +282,8 @@ class Engine:
             raise UnknownFlowError(
                 f"There is no flow {flow!r} (registered: {', '.join(sorted(self.definitions)) or 'none'}).", flow=flow
             )
+        if unknown := options.keys() - TurnOptions.__annotations__.keys():
+            raise TypeError(f"unknown options of a turn: {', '.join(sorted(unknown))}")
         cls = definition.cls
         session_id, key = options.get("session_id"), self._key(options.get("idempotency_key"))
         busy_timeout = options.get("busy_timeout")
@@ -523,7 +525,10 @@ class Engine:
     async def _renew_leases(self) -> None:
         """Renew every lease at a third of its time."""
         while True:
-            await self.clock.sleep(self.lease_ttl / 3)
+            # A timer, not a sleep: a fake clock that jumps over sleeps must not run on because of this.
+            due = asyncio.Event()
+            self.clock.call_at(self.clock.monotonic() + self.lease_ttl / 3, due.set)
+            await due.wait()
             for turn in list(self._turns):
                 await turn.renew()
 

@@ -34,6 +34,7 @@ from stepwell.flow import FlowDefinition
 from stepwell.messages import JsonObject, ToolResult, UserMessage
 from stepwell.sessions import (
     Acquired,
+    Commit,
     InboxRow,
     InboxUpdate,
     Lease,
@@ -42,6 +43,7 @@ from stepwell.sessions import (
     TurnRecord,
     VisitRecord,
     WorkflowRecord,
+    encode_head,
     migrate_head,
 )
 
@@ -494,19 +496,19 @@ class Turn:
             self._lease = None
         self._stream.emit(Committed(step, revision))
 
-    async def _save(self, lease: Lease, commit: Any, expected: int) -> int:
+    async def _save(self, lease: Lease, commit: Commit, expected: int) -> int:
         store, clock = self._engine.store, self._engine.clock
         lost: StoreError | None = None
         while True:
             try:
                 return await store.save(lease, commit, expected)
-            except SessionConflictError:
-                # A lost answer: it was ours if the revision is the next one and the epoch is ours.
+            except (SessionConflictError, StaleWriterError):
+                # A lost answer? It was ours if what is stored at the next revision is what we sent.
                 if lost is not None:
-                    head, holder = await store.load(lease.session)
-                    ours = commit.release or (holder is not None and holder.epoch == lease.epoch)
-                    if head.revision == expected + 1 and ours:
-                        return head.revision
+                    head, _ = await store.load(lease.session)
+                    stored, head.revision = head.revision, commit.head.revision
+                    if stored == expected + 1 and encode_head(head) == encode_head(commit.head):
+                        return stored
                 raise
             except StoreError as error:
                 if not error.retryable or clock.monotonic() >= self._lease_until:
