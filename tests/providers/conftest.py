@@ -27,7 +27,10 @@ FIXTURES: list[dict[str, Any]] = [
         "match": {"userMessage": "weather"},
         "response": {"toolCalls": [{"name": "get_weather", "arguments": {"city": "Paris"}}]},
     },
-    {"match": {"userMessage": "limit"}, "response": {"error": {"message": "no", "type": "rate_limit"}, "status": 429}},
+    {
+        "match": {"userMessage": "limit"},
+        "response": {"error": {"message": "no", "type": "rate_limit"}, "status": 429, "retryAfter": 9},
+    },
     {"match": {"userMessage": "boom"}, "response": {"error": {"message": "no", "type": "server"}, "status": 500}},
     {"match": {"userMessage": "cut"}, "response": {"content": "one two three four five"}, "truncateAfterChunks": 2},
     {"match": {"userMessage": "slow"}, "response": {"content": "one two three " * 40}, "latency": 250},

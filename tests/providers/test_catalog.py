@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -161,14 +162,17 @@ def test_the_catalogue_agrees_with_the_client_library(provider: str, name: str) 
         assert (info.sampling == "never") == always
 
 
-@given(
-    st.dictionaries(st.sampled_from(["temperature", "max_tokens", "reasoning", "stop", "zzz"]), st.from_type(object))
+keys = st.sampled_from(["temperature", "max_tokens", "reasoning", "stop", "logit_bias", "zzz"])
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
 )
+
+
+@given(st.dictionaries(keys, json_values))
 def test_checking_never_fails_in_another_way(params: dict[str, Any]) -> None:
-    try:
+    with suppress(LlmSetupError):
         ModelCatalog.model("openai:gpt-5.1", **params)
-    except LlmSetupError as error:
-        assert str(error).endswith(".")
 
 
 def test_the_public_names() -> None:
@@ -185,7 +189,8 @@ def test_importing_loads_no_client_library() -> None:
         "import sys, stepwell.models; from stepwell.models import *; ModelCatalog.model('openai:gpt-5.1')\n"
         "p = Providers.from_env({'OPENAI_API_KEY': 'x', 'ANTHROPIC_API_KEY': 'x', 'GEMINI_API_KEY': 'x'})\n"
         "p.validate('anthropic:claude-haiku-4-5', ['tools'])\n"
-        "bad = {'pydantic_ai', 'pydantic', 'httpx', 'httpx2', 'openai', 'anthropic', 'google.genai', 'langchain_core'}\n"
+        "bad = {'pydantic_ai', 'pydantic', 'httpx', 'httpx2', 'openai', 'anthropic', 'google.genai'}\n"
+        "bad.add('langchain_core')\n"
         "sys.exit(repr(sorted(bad & set(sys.modules))) if bad & set(sys.modules) else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
