@@ -79,6 +79,7 @@ def test_a_length_completes_a_day_that_was_passed_on_before() -> None:
     before = called("plan_trip", "Noted.", arrival="2027-05-12")
     plan = {"arrival": "2027-05-12", "departure": "2027-05-15"}
     assert answer("12 May", *before, "<Until when?", "3 nights", tools=DESK) == ("plan_trip", plan)
+    assert answer("12 May", *before, "<For how many nights?", "3", tools=DESK) == ("plan_trip", plan)
     unknown = called("plan_trip", "Noted.")
     assert answer("12 May", *unknown, "<Until when?", "3 nights", tools=[PLAN]).startswith("Sorry")
 
@@ -145,6 +146,15 @@ def test_a_yes_means_the_tool_that_the_question_was_about() -> None:
         answer("<Casa Aurora, Hotel Tejo.", "I take it", tools=[TAKE], system=listed)
         == "Could you tell me your number or name in the list?"
     )
+
+
+def test_a_question_with_two_sides_is_asked_again() -> None:
+    either = "<Shall I show the hotels, or do you want to book?"
+    assert answer(either, "yes", tools=DESK, system="Ask next: Which?") == "Which?"
+    both = "<Do you need a pool? Or shall I show the hotels that fit?"
+    assert answer(both, "no", tools=DESK) == ("show_hotels", {})
+    assert answer(both, "no, I would rather not do that", tools=DESK) == "All right. What would you like instead?"
+    assert answer("<Could you tell me what to show?", "yes", tools=DESK, system="Ask next: Which?") == "Which?"
 
 
 def test_a_no_calls_nothing_but_what_refuses() -> None:

@@ -96,6 +96,16 @@ def test_synonyms_may_be_a_keyword_and_lists_take_all() -> None:
     assert filled("number two", value={"const": 2, "x-synonyms": {"2": ["two"]}}) == {"value": 2}
 
 
+def test_what_is_said_with_a_no_goes_to_a_slot_for_it() -> None:
+    wish: dict[str, Any] = {"type": "array", "items": {"enum": ["pool", "gym", "spa"]}}
+    dropped = {"type": "array", "items": {"anyOf": [{"enum": ["pool", "gym"]}, {"const": "budget"}]}}
+    slots: dict[str, Any] = {"wishes": wish, "dropped": dropped}
+    assert filled("no pool but a gym", **slots) == {"wishes": ["gym"], "dropped": ["pool"]}
+    assert filled("forget the budget", **slots) == {"dropped": ["budget"]}
+    assert filled("the pool", "dropped", **slots) == {"dropped": ["pool"]}
+    assert filled("the spa", "dropped", **slots) == {"wishes": ["spa"]}
+
+
 def test_references_are_positions_names_parts_of_names_and_quoted_words() -> None:
     which = described('number in the list, or "cheapest"')
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, date, datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from pydantic import Field
@@ -16,13 +16,13 @@ from .catalogue import CITIES, Amenity, Hotel, hotel
 from .trip import Trip
 
 City = Annotated[str, Field(description="city to stay in", examples=list(CITIES))]
-Wishes = Annotated[
-    list[Amenity],
-    Field(
-        description="what the hotel must have; pool = swimming pool, swim; gym = fitness, workout; "
-        "spa = sauna, wellness; pets = dog, cat; parking = garage, car; air conditioning = ac, aircon; "
-        "sea view = ocean view; family rooms = children, kids, family"
-    ),
+SYNONYMS = (
+    "pool = swimming pool, swim; gym = fitness, workout; spa = sauna, wellness; pets = dog, cat; parking = garage; "
+    "air conditioning = ac, aircon; sea view = ocean view; family rooms = children, kids, family; budget = limit"
+)
+Wishes = Annotated[list[Amenity], Field(description=f"what the hotel must have; {SYNONYMS}")]
+Dropped = Annotated[
+    list[Amenity | Literal["budget"]], Field(description=f"wishes to drop, that the guest can do without; {SYNONYMS}")
 ]
 Choice = Annotated[str, Field(description='number in the list, name of the hotel, or "cheapest"')]
 Choices = Annotated[list[Choice], Field(description="which hotels of the list to compare", min_length=2, max_length=4)]
@@ -48,11 +48,11 @@ class DeskStep(Step):
         guests: Annotated[int | None, Field(description="number of guests", ge=1, le=8)] = None,
         budget: Annotated[int | None, Field(description="most that a night may cost, in euros", gt=0)] = None,
         amenities: Wishes | None = None,
+        dropped: Dropped | None = None,
     ) -> Outcome:
         """Note the guest's wishes: city, dates, guests, budget, amenities."""
-        trip = self.trip.changed(
-            city=city, arrival=arrival, departure=departure, guests=guests, budget=budget, amenities=amenities
-        )
+        given = {"city": city, "arrival": arrival, "departure": departure, "guests": guests, "budget": budget}
+        trip = self.trip.changed(dropped, amenities=amenities, **given)
         if problem := trip.problem(self.today):
             return stay(problem)
         self.flow.save_step_state(ExploreStep, {"trip": msgspec.to_builtins(trip)})
@@ -66,7 +66,7 @@ class DeskStep(Step):
         if trip.missing:
             return stay(f"That takes a little more. {trip.missing}")
         if not (found := trip.hotels()):
-            return stay(f"No hotel fits: {trip}. Ask what to change, or to start over.")
+            return stay(f"No hotel fits: {trip}. Ask which of the wishes to drop.")
         shown = [one.id for one in found]
         return direct_to(PresentStep, table.results(trip, found)).with_state({"shown": shown})
 

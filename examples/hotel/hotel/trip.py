@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import date
 from typing import Any
 
@@ -21,11 +22,13 @@ class Trip(msgspec.Struct, frozen=True, omit_defaults=True):
     budget: int | None = None
     amenities: tuple[Amenity, ...] = ()
 
-    def changed(self, **given: Any) -> Trip:
-        """This trip with every value that is given; wishes add up."""
+    def changed(self, dropped: Collection[str] | None = None, **given: Any) -> Trip:
+        """This trip with every value that is given; wishes add up, and `dropped` ones are forgotten."""
         given = {name: value for name, value in given.items() if value is not None}
-        if "amenities" in given:
-            given["amenities"] = tuple(dict.fromkeys((*self.amenities, *given["amenities"])))
+        wishes = dict.fromkeys((*self.amenities, *given.get("amenities", ())))
+        given["amenities"] = tuple(wish for wish in wishes if wish not in (dropped or ()))
+        if "budget" in (dropped or ()):
+            given["budget"] = None
         if self.arrival and self.departure and "arrival" in given and "departure" not in given:
             given["departure"] = given["arrival"] + (self.departure - self.arrival)
         return msgspec.structs.replace(self, **given)

@@ -188,11 +188,19 @@ async def test_nothing_is_booked_without_name_and_address() -> None:
 
 
 async def test_impossible_wishes_are_explained() -> None:
-    lines = ["one guest in Porto from 1 to 3 May under 20 euros", "show me", "start over", "show hotels"]
+    lines = ["one guest in Porto from 1 to 3 May under 20 euros with a spa", "show me", "the spa", "no limit", "yes"]
     replies = [str(result.message) for result in await typed(lines)]
     assert replies[1].startswith("No hotel fits: Porto")
-    assert replies[2].startswith("All forgotten.")
-    assert replies[3].startswith("That takes a little more. Which city")
+    assert replies[1].endswith("Could you tell me which of the wishes to drop?")
+    assert "spa" not in replies[2]
+    assert "20 euros" not in replies[3]
+    assert "Ribeira Rooms" in replies[4]
+
+
+async def test_a_trip_can_be_forgotten() -> None:
+    replies = [str(result.message) for result in await typed([TRIP, "start over", "show hotels"])]
+    assert replies[1].startswith("All forgotten.")
+    assert replies[2].startswith("That takes a little more. Which city")
 
 
 async def test_start_over_and_goodbye_from_the_list() -> None:

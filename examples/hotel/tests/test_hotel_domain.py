@@ -33,6 +33,7 @@ def test_prices_follow_season_weekend_and_guests() -> None:
 def test_a_trip_keeps_what_is_not_said_anew() -> None:
     trip = Trip().changed(city="Lisbon", guests=2, amenities=["pool"]).changed(amenities=["spa", "pool"], city=None)
     assert trip == Trip(city="Lisbon", guests=2, amenities=("pool", "spa"))
+    assert trip.changed(["pool", "budget"], budget=5) == Trip(city="Lisbon", guests=2, amenities=("spa",))
     assert TRIP.changed(arrival=date(2027, 6, 1)).departure == date(2027, 6, 4)
 
 

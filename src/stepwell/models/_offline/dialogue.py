@@ -310,13 +310,16 @@ class Talk:
 
     def until(self, tool: Tool) -> dict[str, Fill]:
         """The last day, if the text gives a length and the first day was passed on before."""
-        if self.reading.nights is None:
+        nights = self.reading.nights[0] if self.reading.nights else 0
+        if not nights and len(self.reading.tokens) == 1 and {"night", "day"} & set(content_stems(self.question)):
+            nights = int(next((number.value for number in self.reading.numbers), 0))
+        if not nights:
             return {}
         for message in reversed(self.messages[: max(self.at, 0)]):
             for call in message.calls if isinstance(message, AssistantMessage) else ():
                 start = next((_args(call).get(s.name) for s in tool.slots if s.kind == "date"), None)
                 if call.name == tool.name and isinstance(start, str):
-                    both = Reading(f"{start[:10]} for {self.reading.nights[0]} nights", self.today)
+                    both = Reading(f"{start[:10]} for {nights} nights", self.today)
                     return fill([slot for slot in tool.slots if slot.kind == "date"], both, Known())
         return {}
 
@@ -357,8 +360,11 @@ class Talk:
         return tool.required[0].name if only and tool.required and question.endswith("?") else ""
 
     def agreed(self) -> Call | None:
-        """The tool that a bare yes to the last question means."""
-        if not says_yes(self.text) or not _YES_OR_NO.match(self.question):
+        """The tool that a bare yes to the last question means; or a bare no, to "Is it this? Or shall I do that?"."""
+        or_else = bool(re.match(r"or\b", self.question, re.I)) and len(self.reading.tokens) <= 3
+        if not (says_yes(self.text) or (says_no(self.text) and or_else)) or not _YES_OR_NO.match(self.question):
+            return None
+        if re.search(r"\w,? or (?:do|shall|should|would|is|are|can)\b", self.question, re.I):
             return None
         asked = Reading(self.question, self.today)
         best: tuple[float, Call | None] = (0.0, None)
@@ -480,7 +486,7 @@ class Talk:
             return "Goodbye!"
         if re.match(r"\W*(?:thanks|thank you|thx|cheers|great|nice|cool|wonderful|lovely|awesome)\b", text, re.I):
             return _joined("You are welcome.", self.ask_next())
-        if _is_chat(text):
+        if re.search(r"\b(?:which|what|list|choose)\b", text, re.I):
             asked = self.choices_asked()
             if asked:
                 return asked
@@ -494,7 +500,7 @@ class Talk:
         """The values of the slot a question is about: "which cities do you have?"."""
         best: tuple[int, Slot | None] = (0, None)
         for slot in (slot for tool in self.tools for slot in tool.slots):
-            score = 2 * len(self.reading.stems & slot.name_stems) + len(self.reading.stems & slot.stems)
+            score = len(self.reading.stems & slot.name_stems)
             if score > best[0] and _values(slot):
                 best = (score, slot)
         return f"You can choose from {_listing(_values(best[1]))}." if best[1] else ""
@@ -521,7 +527,9 @@ _NAME = re.compile(
     r"(?: (?:de|da|do|la|le|des|am|an|der|del|of|the|[^\W\d_a-z][\w'-]*))* [^\W\d_a-z][\w'-]*"
 )
 _YES_OR_NO = re.compile(
-    r"(?:or|and|so|then)?,?\s*(?:shall|should|do|does|did|is|are|would|will|may|can|could|ready|want)\b", re.IGNORECASE
+    r"(?:or|and|so|then)?,?\s*(?!could you (?:tell|give))"
+    r"(?:shall|should|do|does|did|is|are|would|will|may|can|could|ready|want)\b",
+    re.IGNORECASE,
 )
 
 

@@ -504,7 +504,8 @@ _NO = re.compile(
     re.IGNORECASE,
 )
 _NEGATED = re.compile(
-    r"(?:\b(?:no|not|without|don'?t (?:need|want)(?: a| any)?|never|except)\s+(?:(?:a|any|the|in|to|at)\s+)?)$",
+    r"(?:\b(?:no|not|without|don't (?:need|want)(?: a| any)?|never|except"
+    r"|drop|remove|forget(?: about)?|skip|leave out)\s+(?:(?:a|any|the|in|to|at)\s+)?)$",
     re.IGNORECASE,
 )
 

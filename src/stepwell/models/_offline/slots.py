@@ -1,11 +1,12 @@
 """Slots: the properties of a JSON schema, and what a text says about them.
 
 Standard keywords decide what kind of thing a slot wants: `type`, `format`, `enum`, `const`, `pattern`, `examples`,
-`minimum`, `maximum`, `title`, `description`, `$ref`, `anyOf`, `allOf`. Three habits of people who write schemas are
+`minimum`, `maximum`, `title`, `description`, `$ref`, `anyOf`, `allOf`. Four habits of people who write schemas are
 understood as well:
 
 * synonyms of values, in the description as `pool = swimming pool, swim; gym = fitness` or as the keyword `x-synonyms`;
 * words in quotes in a description, which are accepted as values of a text slot (`a name, or "cheapest"`);
+* a list of choices whose name or description says "without", "drop", "unwanted" takes the choices said with a "no";
 * a description that speaks of a list, a number or a position, whose slot takes "the second one" as `2`.
 """
 
@@ -75,6 +76,7 @@ _PAST = _stems("birth birthday born dob")
 _LISTED = _stems("list number position row shown result above table")
 _MOST = _stems("max maximum most limit under budget upper ceiling")
 _LEAST = _stems("min minimum least lower from")
+_DROPPED = _stems("without drop dropped remove removed exclude excluded unwanted")
 _BOUNDS = _MOST | _LEAST
 
 
@@ -160,6 +162,11 @@ def _resolve(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Mapping[st
         for part in reference.removeprefix("#").strip("/").split("/"):
             target = as_object(target).get(part)
         return {**_resolve(target, root, depth + 1), **{k: v for k, v in node.items() if k != "$ref"}}
+    for keyword in ("anyOf", "oneOf"):
+        options = [_resolve(one, root, depth + 1) for one in as_list(node.get(keyword))]
+        values = [_values_of(one) for one in options if one.get("type") != "null"]
+        if len(values) > 1 and all(values):  # several enumerations are one
+            return {**node, "type": "string", "enum": [value for part in values for value in part]}
     for keyword in ("allOf", "anyOf", "oneOf"):
         for option in as_list(node.get(keyword)):
             if as_object(option).get("type") != "null":
@@ -169,6 +176,10 @@ def _resolve(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Mapping[st
                     **{k: v for k, v in node.items() if k != keyword and not (k == "title" and "title" in found)},
                 }
     return node
+
+
+def _values_of(schema: Mapping[str, Any]) -> list[Any]:
+    return [*as_list(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
 
 
 def _type_of(schema: Mapping[str, Any]) -> str:
@@ -205,7 +216,7 @@ def _slot(name: str, schema: Mapping[str, Any], required: bool, root: Mapping[st
         if description and "description" not in entry:
             entry["description"] = description
         item = _slot(name, entry, False, root, depth + 1)
-    values = [*as_list(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
+    values = _values_of(schema)
     kind = _kind(schema, stems, name_stems, description, values)
     literals = tuple(re.findall(r"\"([^\"]{2,40})\"", description)) if kind in ("text", "reference", "place") else ()
     choices = _choices(values or as_list(schema.get("examples")), schema, description)
@@ -292,9 +303,12 @@ def fill(slots: Sequence[Slot], reading: Reading, known: Known) -> dict[str, Fil
     for slot in by_kind.get("pattern", []):
         take(slot, _by_pattern(slot, reading, used))
     for slot in slots:
+        if slot.kind == "list" and slot.item and slot.item.choices and slot.stems & _DROPPED:
+            take(slot, _all_choices(slot.item, reading, used, negated=slot.name != known.expected))
+    for slot in slots:
         if slot.choices or slot.literals:
             take(slot, _by_choice(slot, reading, used))
-        if slot.kind == "list" and slot.item and slot.item.choices:
+        if slot.kind == "list" and slot.item and slot.item.choices and not slot.stems & _DROPPED:
             take(slot, _all_choices(slot.item, reading, used))
     for slot in by_kind.get("phone", []):
         if reading.phone and not overlaps(reading.phone[1], used):
@@ -493,17 +507,20 @@ def _by_pattern(slot: Slot, reading: Reading, used: list[Span]) -> Fill | None:
     return None
 
 
-def _matches(slot: Slot, reading: Reading, used: Iterable[Span]) -> list[tuple[Span, Any]]:
-    """Places of the text that name one of the choices, longest phrases first, then small misspellings."""
+def _matches(slot: Slot, reading: Reading, used: Iterable[Span], *, negated: bool = False) -> list[tuple[Span, Any]]:
+    """Places of the text that name one of the choices, longest phrases first, then small misspellings.
+
+    Those with a "no" in front are left out; or, with `negated`, the others.
+    """
     taken = list(used)
     found: list[tuple[Span, Any]] = []
     for phrase, value in slot.choices:
         for span in find_phrase(reading.tokens, phrase):
             if not overlaps(span, taken):
                 taken.append(span)
-                if not reading.negated(span):
+                if reading.negated(span) == negated:
                     found.append((span, value))
-    if found:
+    if found or negated:
         return found
     for token in reading.tokens:
         if len(token.stem) < 5 or overlaps((token.start, token.end), taken):
@@ -535,8 +552,8 @@ def _by_choice(slot: Slot, reading: Reading, used: list[Span]) -> Fill | None:
     return None
 
 
-def _all_choices(item: Slot, reading: Reading, used: list[Span]) -> Fill | None:
-    matches = sorted(_matches(item, reading, used), key=lambda pair: pair[0])
+def _all_choices(item: Slot, reading: Reading, used: list[Span], *, negated: bool = False) -> Fill | None:
+    matches = sorted(_matches(item, reading, used, negated=negated), key=lambda pair: pair[0])
     values = list(dict.fromkeys(value for _, value in matches))
     return Fill(values, EXPLICIT, tuple(span for span, _ in matches)) if values else None
 
