@@ -41,7 +41,7 @@ def json_copy(value: Any, path: str = "", depth: int = 0) -> Any:
     Raises:
         NonJsonValueError: Something in it is not JSON; `path` says where. NaN and infinities are not JSON.
     """
-    kind = type(value)
+    kind = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind is str:
         return value if value.isascii() else check_text(value, path)
     if value is None or kind is bool or kind is int:

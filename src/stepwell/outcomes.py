@@ -169,5 +169,5 @@ def retry_with_model(selection: ModelSelection | str) -> RetryWithModel:
             registered is checked by the runner.
     """
     parsed = ModelSelection.parse(selection)
-    ModelCatalog.validate(parsed)
+    ModelCatalog.check(parsed)
     return RetryWithModel(parsed)

@@ -1,13 +1,13 @@
-"""What a Step and an LlmNode have in common: identity, hooks of the model loop, tools, and what is built once per class."""
+"""What a Step and an LlmNode have in common: identity, hooks of the model loop, tools, what is built once per class."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias, cast
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 
-from stepwell._json import json_copy
+from stepwell._schema import Schema
 from stepwell.errors import FlowDefinitionError
 from stepwell.loop import (
     NO_OVERRIDE,
@@ -100,27 +100,16 @@ class Stage:
 class OutputSchema:
     """A structured output: its JSON schema, and how a reply is parsed against it. Built once per class."""
 
-    def __init__(self, spec: type[Any] | JsonObject, stage: str) -> None:
-        self._model: type[Any] | None = None
-        if isinstance(spec, Mapping):
-            self.schema: JsonObject = cast("JsonObject", json_copy(spec))
-            import jsonschema
+    __slots__ = ("_schema", "schema")
 
-            try:
-                kind = jsonschema.validators.validator_for(self.schema)
-                kind.check_schema(self.schema)
-                self._validator: Any = kind(self.schema)
-            except jsonschema.SchemaError as error:
-                raise FlowDefinitionError(
-                    f"struct_output_schema of {stage} is not a valid JSON schema: {error.message}.", stage=stage
-                ) from error
-        elif hasattr(spec, "model_json_schema"):
-            self._model = spec
-            self.schema = cast("JsonObject", spec.model_json_schema())  # pyright: ignore[reportUnknownMemberType]
-        else:
+    def __init__(self, spec: type[Any] | JsonObject, stage: str) -> None:
+        try:
+            self._schema = Schema(spec)
+        except ValueError as error:
             raise FlowDefinitionError(
-                f"struct_output_schema of {stage} is neither a pydantic model class nor a JSON schema.", stage=stage
-            )
+                f"struct_output_schema of {stage} cannot be used: {error}.", stage=stage
+            ) from error
+        self.schema: JsonObject = self._schema.json
 
     def parse(self, text: str) -> JsonValue:
         """Parse and validate.
@@ -130,21 +119,9 @@ class OutputSchema:
         """
         try:
             data = msgspec.json.decode(_unfenced(text))
-        except (msgspec.DecodeError, UnicodeEncodeError):
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
             raise ValueError("The reply is not JSON.") from None
-        if self._model is not None:
-            import pydantic
-
-            try:
-                return cast("Any", self._model.model_validate(data))
-            except pydantic.ValidationError as error:
-                raise ValueError(
-                    "\n".join(f"{'.'.join(map(str, e['loc'])) or 'object'}: {e['msg']}" for e in error.errors())
-                ) from None
-        problems = sorted(self._validator.iter_errors(data), key=str)
-        if problems:
-            raise ValueError("\n".join(f"{p.json_path}: {p.message}" for p in problems[:20]))
-        return data
+        return self._schema.parse(data)
 
 
 def _unfenced(text: str) -> str:
@@ -158,7 +135,10 @@ def _unfenced(text: str) -> str:
 def overridden(cls: type[Any], base: type[Any]) -> frozenset[str]:
     """Names of `base` that `cls` or a class between them defines anew."""
     stop = base.__mro__
-    return frozenset(name for c in cls.__mro__ if c not in stop for name in vars(c) if hasattr(base, name))
+    own = {name for c in stop for name in getattr(c, "__annotations__", ())}  # what its objects keep
+    return frozenset(
+        name for c in cls.__mro__ if c not in stop for name in vars(c) if hasattr(base, name) or name in own
+    )
 
 
 def refuse_private_overrides(cls: type[Any], base: type[Any], hooks: frozenset[str], flow: str) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, cast, get_type_hints, overload
+from typing import Annotated, Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, cast, get_type_hints, overload
 
+from ._schema import Schema, problems
 from .errors import FlowDefinitionError
 from .messages import JsonObject, JsonValue, ToolCall
 from .models import ToolSchema
@@ -135,8 +136,8 @@ def tool(
         on_error: `raise` (the turn fails), `report` (the model is told), default the stage's `tool_errors`.
         timeout: Seconds the handler may take; then `ToolTimeoutError` under `on_error`.
 
-    A plain (non-async) method runs in a worker thread. It returns an outcome, a stage class, or any JSON value, which is
-    the call's result.
+    A plain (non-async) method runs in a worker thread. It returns an outcome, a stage class, or any JSON value,
+    which is then the call's result.
     """
 
     def mark(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -155,6 +156,8 @@ def tools(
     The method gets `calls: Sequence[ToolCall]` (arguments validated where a definition allows it) and returns one
     outcome or JSON value for the whole batch. It wins over single handlers, never falls back, and exposes nothing.
     """
+    if not names:
+        raise FlowDefinitionError("@tools needs the names of the tools that it handles together.")
 
     def mark(fn: _Method[S, P, R]) -> _Method[S, P, R]:
         setattr(fn, _MARK, _Mark(tuple(sorted(set(names))), True, False, None, on_error, timeout))
@@ -166,26 +169,39 @@ def tools(
 class Handler:
     """A method that serves calls, with everything that can be known of it once per class."""
 
-    __slots__ = ("_context", "_model", "batch", "function", "is_async", "name", "names", "on_error", "timeout")
+    __slots__ = (
+        "_checks",
+        "_context",
+        "_model",
+        "batch",
+        "function",
+        "is_async",
+        "name",
+        "names",
+        "on_error",
+        "timeout",
+    )
 
     def __init__(self, owner: type[Any], name: str, function: Callable[..., Any], mark: _Mark) -> None:
         self.name = name
         self.function = function
         self.names = mark.names
         self.batch = mark.batch
-        self.on_error: ToolErrors | None = mark.on_error
+        self.on_error = mark.on_error
         self.timeout = mark.timeout
         self.is_async = inspect.iscoroutinefunction(function)
-        self._model, self._context = (None, None) if mark.batch else _arguments(owner, function, mark.names[0])
+        self._model: Any = None
+        self._checks: dict[str, Schema] = {}
         if mark.batch:
-            self._context = _batch_context(function)
+            self._context = _batch_context(owner, function)
+        else:
+            self._model, self._context = _arguments(owner, function, mark.names[0])
 
     @property
     def schema(self) -> JsonObject:
         """JSON schema of the arguments."""
         schema = cast("JsonObject", self._model.model_json_schema())
         schema.pop("title", None)
-        schema.pop("description", None)
         for value in schema.get("properties", {}).values():
             value.pop("title", None)
         return schema
@@ -196,49 +212,63 @@ class Handler:
         Raises:
             ArgumentsError: They do not match.
         """
-        values = validate(self._model, call.args)
+        import pydantic
+
+        try:
+            parsed = self._model.model_validate(_object(call.args))
+        except pydantic.ValidationError as error:
+            raise ArgumentsError(problems(error, "arguments")) from None
+        values = {field.alias: getattr(parsed, name) for name, field in self._model.model_fields.items()}
         if self._context is not None:
             values[self._context] = context
         return values
 
-    def batch_arguments(self, calls: Sequence[ToolCall], context: ToolContext) -> dict[str, Any]:
+    def check_by(self, definitions: Mapping[str, ToolDefinition]) -> None:
+        """Let a `@tools` handler validate calls by what their definitions declare."""
+        for name in self.names:
+            parameters = definitions[name].parameters
+            if parameters is not None:
+                self._checks[name] = Schema(parameters)
+
+    def batch_call(self, call: ToolCall) -> ToolCall:
+        """A call for a `@tools` handler, with arguments validated where its definition declares them.
+
+        Raises:
+            ArgumentsError: They do not match.
+        """
+        values = _object(call.args)
+        check = self._checks.get(call.name)
+        if check is not None:
+            try:
+                values = dict(check.parse(values))  # a mapping, or a model, which iterates over its fields
+            except ValueError as error:
+                raise ArgumentsError(str(error)) from None
+        return ToolCall(call.id, call.name, values, call.key)
+
+    def batch_arguments(self, context: ToolContext) -> dict[str, Any]:
         """Keyword arguments of a `@tools` handler, besides the calls."""
         return {} if self._context is None else {self._context: context}
 
 
-def validate(model: type[Any] | None, args: Any) -> dict[str, Any]:
-    """Validate `args` against a pydantic model.
-
-    Raises:
-        ArgumentsError: With one line per field.
-    """
-    import pydantic
-
+def _object(args: Any) -> dict[str, Any]:
     if not isinstance(args, dict):
         raise ArgumentsError("The arguments are not a JSON object.")
-    if model is None:
-        return cast("dict[str, Any]", args)
-    try:
-        parsed = model.model_validate(args)
-    except pydantic.ValidationError as error:
-        lines = (f"{'.'.join(str(p) for p in e['loc']) or 'arguments'}: {e['msg']}" for e in error.errors())
-        raise ArgumentsError("\n".join(lines)) from None
-    return {name: getattr(parsed, name) for name in model.model_fields}
+    return cast("dict[str, Any]", args)
 
 
 def _hints(owner: type[Any], function: Callable[..., Any]) -> dict[str, Any]:
     """Resolve the annotations of the parameters (never the return type, which may be for type checkers only)."""
-    notes = {k: v for k, v in function.__annotations__.items() if k != "return"}
-    closure = inspect.getclosurevars(function).nonlocals
-    scope = {**vars(inspect.getmodule(function) or SimpleNamespace()), **closure}
+    plain: Any = inspect.unwrap(function)
+    notes = {k: v for k, v in plain.__annotations__.items() if k != "return"}
+    scope = {**plain.__globals__, **inspect.getclosurevars(plain).nonlocals}
     try:
         return get_type_hints(
             SimpleNamespace(__annotations__=notes), scope, {owner.__name__: owner}, include_extras=True
         )
     except NameError as error:
         raise FlowDefinitionError(
-            f"The annotations of {owner.__name__}.{function.__name__} name {error.name!r}, which cannot be found when the "
-            "tool is built: import it at module level, outside of TYPE_CHECKING.",
+            f"The annotations of {owner.__name__}.{function.__name__} name {error.name!r}, which cannot be found when "
+            "the tool is built: import it at module level, outside of TYPE_CHECKING.",
             stage=owner.__name__,
             tool=function.__name__,
         ) from error
@@ -264,12 +294,11 @@ def _arguments(owner: type[Any], function: Callable[..., Any], name: str) -> tup
                 tool=name,
             )
         default = ... if parameter.default is parameter.empty else parameter.default
-        note = hints.get(parameter.name, Any)
+        # The model's own names say nothing: a parameter may be called as a method of pydantic's models is.
+        about = pydantic.Field(alias=parameter.name)
         if description := docs.get(parameter.name):
-            from typing import Annotated
-
-            note = Annotated[note, pydantic.Field(description=description)]
-        fields[parameter.name] = (note, default)
+            about = pydantic.Field(alias=parameter.name, description=description)
+        fields[f"arg_{len(fields)}"] = (Annotated[hints.get(parameter.name, Any), about], default)
     config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=False)
     try:
         model = pydantic.create_model(f"{name}_arguments", __config__=config, **fields)
@@ -284,9 +313,17 @@ def _arguments(owner: type[Any], function: Callable[..., Any], name: str) -> tup
     return model, context
 
 
-def _batch_context(function: Callable[..., Any]) -> str | None:
+def _batch_context(owner: type[Any], function: Callable[..., Any]) -> str | None:
+    """Name of the context parameter of a `@tools` handler, which takes the calls and, if it likes, a context."""
     names = list(inspect.signature(function).parameters)[1:]
-    return names[1] if len(names) > 1 else None
+    if not 1 <= len(names) <= 2:
+        raise FlowDefinitionError(
+            f"{owner.__name__}.{function.__name__} takes {len(names)} parameters: a @tools handler takes the calls "
+            "and, if it likes, a ToolContext.",
+            stage=owner.__name__,
+            tool=function.__name__,
+        )
+    return names[1] if len(names) == 2 else None
 
 
 class ToolTable:
@@ -360,19 +397,21 @@ def _description(function: Callable[..., Any], mark: _Mark) -> str:
 
 
 def schema_of(definition: ToolDefinition) -> JsonObject:
-    """JSON schema of a definition's parameters."""
-    parameters = definition.parameters
-    if parameters is None:
+    """JSON schema of a definition's parameters.
+
+    Raises:
+        FlowDefinitionError: There is none, or it is not that of an object.
+    """
+    if definition.parameters is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
-    if isinstance(parameters, Mapping):
-        if parameters.get("type") != "object":
-            raise FlowDefinitionError(
-                f"The parameters of tool {definition.name} must be a JSON schema of type object.", tool=definition.name
-            )
-        return dict(parameters)
-    if not hasattr(parameters, "model_json_schema"):
+    try:
+        schema = Schema(definition.parameters).json
+    except ValueError as error:
         raise FlowDefinitionError(
-            f"The parameters of tool {definition.name} are neither a pydantic model nor a JSON schema.",
-            tool=definition.name,
+            f"The parameters of tool {definition.name} cannot be used: {error}.", tool=definition.name
+        ) from error
+    if schema.get("type") != "object":
+        raise FlowDefinitionError(
+            f"The parameters of tool {definition.name} must be a JSON schema of type object.", tool=definition.name
         )
-    return cast("JsonObject", parameters.model_json_schema())
+    return schema

@@ -62,6 +62,7 @@ class StepDefinition:
                         stage=self.id,
                         tool=name,
                     )
+            handler.check_by({name: self.tools[name][0] for name in handler.names})
 
     def _exposed(self, name: str, flow: str) -> ToolSchema:
         if name not in self.tools:

@@ -276,8 +276,8 @@ class Flow:
         found = self._by_class.get(chosen)
         if found is None:
             raise FlowDefinitionError(
-                f"initial_step of {self.id} returned {getattr(chosen, '__name__', chosen)}, which is not registered: add "
-                "it to define_steps.",
+                f"initial_step of {self.id} returned {getattr(chosen, '__name__', chosen)}, which is not registered: "
+                "add it to define_steps.",
                 flow=self.id,
                 stage=getattr(chosen, "__name__", str(chosen)),
             )

@@ -162,17 +162,13 @@ class Batch:
         calls: list[ToolCall] = []
         for call in self.calls:
             single = host.handler(call.name)
-            if single is not None and not single[0].batch:
-                try:
-                    values = single[0].arguments(call, context)
-                except ArgumentsError as error:
-                    self._refuse(call, str(error))
-                    continue
-                calls.append(_with_args(call, values))
-            elif isinstance(call.args, dict):
-                calls.append(call)
-            else:
-                self._refuse(call, "The arguments are not a JSON object.")
+            try:
+                if single is None:
+                    calls.append(handler.batch_call(call))
+                else:
+                    calls.append(_with_args(call, single[0].arguments(call, context)))
+            except ArgumentsError as error:
+                self._refuse(call, str(error))
         if len(calls) < len(self.calls):
             # The handler expects all of them: the valid ones are not run, so that the model can ask for all again.
             for call in calls:
@@ -181,7 +177,7 @@ class Batch:
         scope = host.open_call(first, None)
         for call in self.calls:
             self._start(call)
-        arguments = handler.batch_arguments(calls, context)
+        arguments = handler.batch_arguments(context)
         try:
             value = await self._invoke(handler, arguments, scope, context, handler.timeout, first.name, calls)
             outcome, content = self._outcome(value, handler, first.name)
