@@ -76,7 +76,10 @@ def log_bytes(entry: LogEntry) -> bytes:
     text_checked(entry.text, "log text")
     if entry.data is not None:
         _check(entry.data, "log data")
-    return _encode(entry)
+    try:
+        return _encode(entry)
+    except ValueError as error:  # an integer of thousands of digits
+        raise NonJsonValueError("A number in log data is out of range.", "log data") from error
 
 
 def log_from(data: bytes) -> LogEntry:

@@ -139,6 +139,8 @@ async def import_session(store: SessionStore, document: JsonObject, *, session_i
         document = json_copy(document)
     except NonJsonValueError as error:
         raise InvalidInputError(f"The document is not JSON: {error.message}", _pointer(error.path)) from error
+    except RecursionError:
+        raise InvalidInputError("The document is nested too deep.") from None
     export = _convert(document)
     head = _head(export.head)
     if session_id is not None:
@@ -177,6 +179,8 @@ def _convert(document: Any) -> _Export:
 def _head(record: JsonObject) -> SessionHead:
     try:
         head = decode_head(_encode(record))
+    except ValueError as error:  # an integer of thousands of digits
+        raise InvalidInputError("A number in the head is out of range.", "/head") from error
     except StoreDataError:
         try:
             msgspec.convert(record, SessionHead)
@@ -219,6 +223,8 @@ def _new_messages(export: _Export, head: SessionHead) -> list[NewMessage]:
 def _message(record: JsonObject, where: str) -> Message:
     try:
         return decode_message(_encode(record))
+    except ValueError as error:
+        raise InvalidInputError("A number in the message is out of range.", where) from error
     except StoreDataError as error:
         raise InvalidInputError(error.message, where) from error
 

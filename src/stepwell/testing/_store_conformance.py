@@ -251,7 +251,7 @@ class SessionStoreConformance:
         deep: Any = 0
         for _ in range(5_000):
             deep = [deep]
-        for value in ("\ud800", {"\udfff": 1}, float("nan"), float("inf"), b"bytes", {1}, {1: 2}, object(), deep):
+        for value in ("\ud800", {"\udfff": 1}, float("nan"), float("inf"), b"bytes", {1}, {1: 2}, 10**5_000, deep):
             with _raises(NonJsonValueError):
                 await store.save(lease, Commit(head=make_head(state=value), messages=[make_row(0)]), 1)
             with _raises(NonJsonValueError):

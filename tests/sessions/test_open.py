@@ -1,0 +1,128 @@
+"""URLs of stores."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepwell.sessions
+from stepwell.errors import InvalidInputError, StoreError
+from stepwell.sessions import Commit, MemoryStore, SqliteStore, open_store
+from stepwell.testing import FakeClock
+from stepwell.testing._store_conformance import OWNER, make_head
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_memory() -> None:
+    clock = FakeClock()
+    store = open_store("memory://", clock)
+    assert isinstance(store, MemoryStore)
+    lease = (await store.create(Commit(head=make_head()), owner=OWNER, ttl=5)).lease
+    assert lease.expires == clock.time() + 5
+
+
+async def test_a_store_is_returned_as_it_is() -> None:
+    store = MemoryStore()
+    assert open_store(store) is store
+
+
+async def test_sqlite_by_relative_and_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    clock = FakeClock()
+    stores: list[Any] = [
+        open_store("sqlite:///a.db", clock),
+        open_store(f"sqlite:///{tmp_path}/a.db?synchronous=FULL"),
+        open_store("sqlite:///with%20space.db?synchronous=normal"),
+    ]
+    assert [Path(store.path).name for store in stores] == ["a.db", "a.db", "with space.db"]
+    assert [store._full for store in stores] == [False, True, False]
+    assert stores[0]._owner is stores[1]._owner
+    lease = (await stores[0].create(Commit(head=make_head()), owner=OWNER, ttl=5)).lease
+    assert lease.expires == clock.time() + 5
+    for store in stores:
+        await store.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("sqlite:///:memory:", "use memory://"),
+        ("sqlite://a.db", "three slashes"),
+        ("sqlite:///", "path of the SQLite file is missing"),
+        ("sqlite:///a%00.db", "path of the SQLite file is missing"),
+        ("sqlite:///a.db?journal=off", "only option"),
+        ("sqlite:///a.db?synchronous=off", "normal or full"),
+        ("sqlite:///a.db?synchronous=", "normal or full"),
+        ("memory://x", "nothing after it"),
+        ("postgresql://user:secret@host/db", "stepwell[postgres]"),
+        ("redis://host", "no such store"),
+        ("a.db", "no such store"),
+        ("", "no such store"),
+    ],
+)
+def test_wrong_urls(url: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInputError) as caught:
+        open_store(url)
+    assert why in str(caught.value)
+    assert "memory://, sqlite:///relative.db" in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_directory(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="does not exist"):
+        open_store(f"sqlite:///{tmp_path}/no/a.db")
+
+
+def test_sqlite_is_loaded_when_it_is_asked_for() -> None:
+    code = "import sys, stepwell.sessions as s; print('sqlite3' in sys.modules, s.SqliteStore.__name__)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["False", "SqliteStore"]
+
+
+def test_the_public_names() -> None:
+    assert stepwell.sessions.SqliteStore is SqliteStore
+    for name in stepwell.sessions.__all__:
+        assert getattr(stepwell.sessions, name) is not None
+    assert sorted(stepwell.sessions.__all__) == [
+        "Acquired",
+        "Commit",
+        "DueSession",
+        "FORMAT",
+        "InboxRow",
+        "InboxUpdate",
+        "JournalRow",
+        "Lease",
+        "LogEntry",
+        "MemoryHead",
+        "MemoryStore",
+        "Migration",
+        "MigrationFunction",
+        "ModelUsage",
+        "NewMessage",
+        "SCHEMA",
+        "SequenceEntry",
+        "SessionHead",
+        "SessionStatus",
+        "SessionStore",
+        "SessionSummary",
+        "SqliteStore",
+        "StageRecord",
+        "StoredMessage",
+        "Summary",
+        "TurnRecord",
+        "VisitRecord",
+        "WorkflowRecord",
+        "decode_head",
+        "encode_head",
+        "export_session",
+        "import_session",
+        "migrate_head",
+        "open_store",
+    ]
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        stepwell.sessions.nothing  # noqa: B018
