@@ -610,7 +610,7 @@ async def test_a_writer_whose_own_lease_clock_ran_out_does_not_write() -> None:
         session = (await h.say("a")).session_id
         async with h.engine.stream("TalkFlow", "b", session_id=session, detached=True) as turn:
             await wait_for(turn, TurnStarted)
-        turn._lease_until = clock.monotonic()
+        turn._hold.expire()
         gate.set()
         await turn.done.wait()
         assert turn.result.error is not None

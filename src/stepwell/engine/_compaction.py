@@ -12,7 +12,7 @@ from stepwell.sessions import Summary
 
 from ._working import Working
 
-__all__ = ["compact"]
+__all__ = ["compact", "due_for_compaction"]
 
 PROMPT = (
     "Summarise the conversation below for somebody who has to continue it: facts, decisions, names, numbers and open "
@@ -20,32 +20,32 @@ PROMPT = (
 )
 
 
-async def compact(working: Working, rules: Sequence[SummaryRule], waiting: Callable[[], bool]) -> bool:
-    """Apply the rules that are due. Whether anything changed.
+async def compact(working: Working, rules: Sequence[SummaryRule], waiting: Callable[[], bool]) -> None:
+    """Apply the rules that are due.
 
     Abandoned between namespaces when an input waits. A failure is a warning in the session log.
     """
-    changed = False
     for rule in rules:
         if waiting():
             break
-        history = working.histories.get(rule.ns)
-        if history is None or len(history.messages) < rule.min_messages:
-            continue
         try:
-            changed = await _compact(working, rule, history.messages) or changed
+            await _compact(working, rule, working.histories[rule.ns].messages)
         except Exception as error:  # noqa: BLE001 - compaction never fails a turn
             working.log("warning", "compaction failed", {"namespace": rule.ns, "error": type(error).__name__})
-            changed = True
-    return changed
 
 
-async def _compact(working: Working, rule: SummaryRule, messages: Sequence[Message]) -> bool:
+def due_for_compaction(working: Working, rule: SummaryRule) -> bool:
+    """Whether a namespace has grown to what its rule wants compacted."""
+    history = working.histories.get(rule.ns)
+    return history is not None and len(history.messages) >= rule.min_messages
+
+
+async def _compact(working: Working, rule: SummaryRule, messages: Sequence[Message]) -> None:
     latest = len(messages) - rule.recent_messages
     # Providers want a user message first, and no call without its result: cut where an exchange begins with a person.
     cut = max((i for i in exchanges(messages) if i <= latest and isinstance(messages[i], UserMessage)), default=0)
     if cut == 0:
-        return False
+        return
     memory = working.head.memories[rule.ns]
     lines = [f"Summary of what came before: {memory.summary.text}"] if memory.summary else []
     lines += [line for message in messages[:cut] if (line := _line(message))]
@@ -61,11 +61,10 @@ async def _compact(working: Working, rule: SummaryRule, messages: Sequence[Messa
     working.add_usage(rule.model, usage)
     if not complete or not summary.strip() or len(summary) >= len(text):
         working.log("warning", "compaction skipped: the summary is not shorter, or not whole", {"namespace": rule.ns})
-        return True
+        return
     through = messages[cut - 1].id
     working.cut(rule.ns, len(messages) - cut)
     memory.summary = Summary(summary.strip(), through)
-    return True
 
 
 async def _ask(working: Working, request: ModelRequest) -> tuple[str, Usage | None, bool]:

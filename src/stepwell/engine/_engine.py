@@ -40,6 +40,7 @@ from ._owner import owner_id
 from ._result import TurnResult
 from ._turn import Turn, TurnInput, wrap
 from ._warm import WarmSessions
+from ._working import Working
 
 __all__ = ["Engine", "Limits", "TurnOptions"]
 
@@ -173,12 +174,13 @@ class Engine:
         self._closed = True
         with anyio.move_on_after(grace):
             for turn in list(self._turns):
-                await turn.done.wait()
-        for turn in list(self._turns):
-            turn.cancel("shutdown")
+                await turn.ended.wait()
         with CancelScope(shield=True):
             for turn in list(self._turns):
-                await turn.done.wait()
+                if not turn.cancel("shutdown"):
+                    turn.stop()
+            for turn in list(self._turns):
+                await turn.ended.wait()
             self._stop.set()
             await asyncio.wait([host])
             if self._owns_store:
@@ -493,9 +495,9 @@ class Engine:
         line = self._lines.get(session)
         return line is not None and line.users > 1
 
-    def keep_warm(self, turn: Turn) -> None:
+    def keep_warm(self, session: str, working: Working, incarnation: str) -> None:
         """A turn is over; its session stays in memory."""
-        self.warm.put(turn.session_id, turn.working, turn.incarnation)
+        self.warm.put(session, working, incarnation)
 
     def turn_done(self, turn: Turn) -> None:
         """A turn is over, one way or the other."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import anyio
@@ -21,37 +22,31 @@ from stepwell.errors import (
     HandlerError,
     IdempotencyConflictError,
     InvalidInputError,
-    LeaseHeldError,
-    SessionBusyError,
     SessionConflictError,
     SessionExistsError,
     StaleWriterError,
     StepwellError,
-    StoreError,
     TurnCancelledError,
 )
-from stepwell.flow import FlowDefinition
+from stepwell.flow import FlowDefinition, SummaryRule
 from stepwell.messages import JsonObject, ToolResult, UserMessage
 from stepwell.sessions import (
     Acquired,
-    Commit,
     InboxRow,
     InboxUpdate,
-    Lease,
     SessionHead,
     StageRecord,
     TurnRecord,
     VisitRecord,
     WorkflowRecord,
-    encode_head,
     migrate_head,
 )
 
-from ._compaction import compact
+from ._compaction import compact, due_for_compaction
 from ._events import Committed, TurnEvent, TurnFinished, TurnStarted, TurnStream
+from ._hold import Hold
 from ._ids import new_id, session_id_from
 from ._machine import Done, FlowMachine
-from ._owner import owner_is_dead
 from ._result import TurnFailure, TurnResult
 from ._working import Working
 
@@ -95,7 +90,7 @@ class Turn:
         self.result: TurnResult = cast("TurnResult", None)
         self.error: BaseException | None = None
         self.done = asyncio.Event()
-        self.incarnation = ""
+        self.ended = asyncio.Event()
         self.key_index: tuple[str, str | None, str] | None = None
         self._engine = engine
         self._given = given
@@ -104,8 +99,7 @@ class Turn:
         self._cancel: tuple[CancelKind, str | None] | None = None
         self._working: Working | None = None
         self._machine: FlowMachine | None = None
-        self._lease: Lease | None = None
-        self._lease_until = 0.0
+        self._hold = Hold(engine.store, engine.clock, engine.owner, engine.lease_ttl, engine.report)
         self._previous: str | None = None
         self._resumed = False
         self._units = 0
@@ -154,22 +148,26 @@ class Turn:
             timer = clock.call_at(clock.monotonic() + timeout, lambda: self.cancel("deadline"))
         try:
             with self._scope:
-                self.result = await self._guarded()
-            if self.result is None:  # pyright: ignore[reportUnnecessaryComparison]
-                await self._cancelled()
+                self._announce(await self._guarded())
+            if not self.done.is_set():
+                self._announce(await self._cancelled())
         except anyio.get_cancelled_exc_class():
             # The engine itself goes down: leave the session for whoever comes next.
             self._cancel = self._cancel or ("shutdown", None)
-            await self._cancelled()
+            if not self.done.is_set():
+                self._announce(await self._cancelled())
             raise
         finally:
             if timer is not None:
                 timer.cancel()
+            if self._hold.held:
+                await self._hold.give_up()
             self._engine.turn_done(self)
-            if self.result is not None:  # pyright: ignore[reportUnnecessaryComparison]
-                self._stream.emit(TurnFinished(self.result))
-            self._stream.close()
-            self.done.set()
+            self.ended.set()
+
+    def stop(self) -> None:
+        """End what is left after the answer: the engine goes down."""
+        self._scope.cancel()
 
     async def _guarded(self) -> TurnResult:
         session = self._given.session_id
@@ -182,24 +180,24 @@ class Turn:
             finally:
                 self._engine.leave_line(session)
         except Exception as error:  # noqa: BLE001 - whatever fails a turn becomes its result
-            if self._working is not None and self._working.head.turn is not None and self._lease is not None:
+            if self._working is not None and self._working.head.turn is not None and self._hold.held:
                 return await self._failed(error)
-            await self._give_up()
+            await self._hold.give_up()
             self.error = error
             return self._result_of(error)
 
     async def _run(self) -> TurnResult:
         if (seen := await self._begin()) is not None:
             return seen
-        return await self._units_until_done(compacting=True)
+        return await self._units_until_done(last=True)
 
-    async def _units_until_done(self, *, compacting: bool) -> TurnResult:
+    async def _units_until_done(self, *, last: bool) -> TurnResult:
         machine = cast("FlowMachine", self._machine)
         while True:
             done = await machine.advance()
             if done is not None:
                 await machine.clean_up()
-                return await self._close(done, compacting)
+                return await self._close(done, last=last)
             await self._commit()
             self._units += 1
 
@@ -224,7 +222,8 @@ class Turn:
             assert target is not None
             if given.key and (seen := await self._stored(target)) is not None:
                 return seen
-            acquired = await self._acquire(target)
+            warm = self._engine.warm.peek(target)
+            acquired = await self._hold.acquire(target, warm, given.on_busy, given.busy_timeout)
             head = await self._adopt(acquired)
             if head.status in ("completed", "aborted"):
                 follow = await self._follow(head, visited)
@@ -234,7 +233,7 @@ class Turn:
                 continue
             await self._recover()
             if given.key and (seen := await self._stored(target)) is not None:
-                await self._give_up()
+                await self._hold.give_up()
                 return seen
             if not await self._restore():
                 return None
@@ -262,12 +261,10 @@ class Turn:
         head.workflow.model = machine.flow.get_model_selection().to_json()
         self._open_record(fresh=True)
         try:
-            acquired = await engine.store.create(working.commit(), owner=engine.owner, ttl=engine.lease_ttl)
+            await self._hold.create(working)
         except SessionExistsError:
             self._working = self._machine = None
             return False
-        self._leased(acquired)
-        working.committed(acquired.revision)
         self._tell_started()
         return True
 
@@ -279,38 +276,9 @@ class Turn:
         self.session_id = head.id
         return working
 
-    async def _acquire(self, session: str) -> Acquired:
-        """Take the lease; wait for another process as long as the busy policy allows."""
-        engine, given = self._engine, self._given
-        warm = engine.warm.peek(session)
-        supersede: str | None = None
-        wait, until = 0.02, engine.clock.monotonic() + given.busy_timeout
-        while True:
-            try:
-                return await engine.store.acquire(
-                    session,
-                    engine.owner,
-                    ttl=engine.lease_ttl,
-                    known_revision=warm.revision if warm else None,
-                    known_incarnation=warm.incarnation if warm else None,
-                    supersede=supersede,
-                )
-            except LeaseHeldError as error:
-                if owner_is_dead(error.owner) and supersede != error.owner:
-                    supersede = error.owner
-                    continue
-                if given.on_busy == "reject" or engine.clock.monotonic() >= until:
-                    raise SessionBusyError(
-                        f"Session {session} is worked on by another process: try again when its turn is over.",
-                        session_id=session,
-                    ) from error
-                await engine.clock.sleep(wait)
-                wait = min(wait * 1.5, 0.5)
-
     async def _adopt(self, acquired: Acquired) -> SessionHead:
         """Take over what is stored: from the warm cache if that is current, else loaded and migrated."""
         engine = self._engine
-        self._leased(acquired)
         self._resumed = True
         session = acquired.lease.session
         warm = engine.warm.take(session)
@@ -347,17 +315,15 @@ class Turn:
     async def _follow(self, head: SessionHead, visited: set[str]) -> str | None:
         """An ended session does not resume: go to its successor, or create it. `None`: created and opened."""
         engine = self._engine
-        lease, working = cast("Lease", self._lease), self.working
+        working = self.working
         visited.add(head.id)
         successor = head.successor
         if successor is not None and successor not in visited and await engine.exists(successor):
-            await self._give_up()
+            await self._hold.give_up()
             self._previous = head.id
             return successor
         head.successor = new_id()
-        revision = await engine.store.save(lease, working.commit(release=True), head.revision)
-        working.committed(revision)
-        self._lease = None
+        await self._hold.commit(working, release=True)
         self._previous = head.id
         self._resumed = False
         await self._create(head.successor)
@@ -378,7 +344,7 @@ class Turn:
         # Its output belongs to that run, not to the one that is about to begin.
         self.working.begin(TurnStream())
         try:
-            await self._units_until_done(compacting=False)
+            await self._units_until_done(last=False)
         except Exception as error:  # noqa: BLE001 - the old turn's failure must not fail the new one
             await self._failed(error, keep_lease=True)
         finally:
@@ -448,96 +414,64 @@ class Turn:
 
     # -- commits
 
-    def _leased(self, acquired: Acquired) -> None:
-        self._lease = acquired.lease
-        self.incarnation = acquired.lease.incarnation
-        self._lease_until = self._engine.clock.monotonic() + self._engine.lease_ttl
-
     async def renew(self) -> None:
         """Extend the lease; the turn ends as `lost` if it is not ours any more."""
-        lease = self._lease
-        if lease is None:
-            return
-        asked = self._engine.clock.monotonic()
-        try:
-            renewed = await self._engine.store.renew(lease, ttl=self._engine.lease_ttl)
-        except StaleWriterError:
-            self.cancel("lost", "the lease was taken over")
-        except StoreError:
-            if self._engine.clock.monotonic() >= self._lease_until:
-                self.cancel("lost", "the lease ran out while the store was unreachable")
-        else:
-            if self._lease is lease:
-                self._lease = renewed
-                self._lease_until = asked + self._engine.lease_ttl
+        if (why := await self._hold.renew()) is not None:
+            self.cancel("lost", why)
 
     async def _commit(self, *, release: bool = False) -> None:
-        """One unit into the store, guarded by revision and epoch.
+        """One unit into the store.
 
         A cancel that comes meanwhile is held back: it is honoured at the next await, with the unit stored.
         """
-        working, lease = self.working, cast("Lease", self._lease)
-        engine = self._engine
-        if engine.clock.monotonic() >= self._lease_until:
-            # Every writer stops by its own clock, before the store would have to tell it.
-            raise StaleWriterError("The lease ran out before it could be renewed.", session_id=self.session_id)
-        step = working.step_id
-        commit = working.commit(release=release)
-        expected = working.head.revision
+        step = self.working.step_id
         self._committing = True
         try:
-            revision = await self._save(lease, commit, expected)
+            revision = await self._hold.commit(self.working, release=release)
         finally:
             self._committing = False
             if self._cancel is not None:
                 self._scope.cancel()
-        working.committed(revision)
-        if release:
-            self._lease = None
         self._stream.emit(Committed(step, revision))
-
-    async def _save(self, lease: Lease, commit: Commit, expected: int) -> int:
-        store, clock = self._engine.store, self._engine.clock
-        lost: StoreError | None = None
-        while True:
-            try:
-                return await store.save(lease, commit, expected)
-            except (SessionConflictError, StaleWriterError):
-                # A lost answer? It was ours if what is stored at the next revision is what we sent.
-                if lost is not None:
-                    head, _ = await store.load(lease.session)
-                    stored, head.revision = head.revision, commit.head.revision
-                    if stored == expected + 1 and encode_head(head) == encode_head(commit.head):
-                        return stored
-                raise
-            except StoreError as error:
-                if not error.retryable or clock.monotonic() >= self._lease_until:
-                    raise
-                lost = error
-                await clock.sleep(0.05)
 
     # -- ends
 
-    async def _close(self, done: Done, compacting: bool) -> TurnResult:
-        """The last unit's commit: the turn record goes, and with it the lease unless there is compaction to do."""
+    async def _close(self, done: Done, *, last: bool) -> TurnResult:
+        """The last unit's commit: the turn record goes, and with it the lease unless there is something left to do."""
         working = self.working
         turn = working.turn
-        machine = cast("FlowMachine", self._machine)
         self._units += 1
         result = self._success(done, turn)
         self._settle_input(turn, result)
         working.head.turn = None
-        rules = machine.flow.memory.rules if compacting and working.head.status == "running" else {}
-        due = [rule for rule in rules.values() if working.head.memories.get(rule.ns)]
-        await self._commit(release=compacting and not due)
+        rules = cast("FlowMachine", self._machine).flow.memory.rules.values()
+        due = [rule for rule in rules if due_for_compaction(working, rule)] if last and not working.completed else []
+        await self._commit(release=last and not due)
         if due:
-            if await compact(working, due, lambda: self._engine.waiting(self.session_id)):
-                await self._commit(release=True)
-            else:
-                await self._give_up()
-        if compacting:
-            self._keep_warm()
+            self._announce(result)
+            await self._compact(due)
+        if last and not self._hold.held and working.head.status == "running":
+            self._engine.keep_warm(self.session_id, working, self._hold.incarnation)
         return result
+
+    async def _compact(self, due: Sequence[SummaryRule]) -> None:
+        """Under the lease, after the answer is out: nobody waits for it, and nothing of it fails the turn."""
+        try:
+            await compact(self.working, due, lambda: self._engine.waiting(self.session_id))
+            await self._hold.commit(self.working, release=True)
+        except StepwellError as error:
+            self._engine.report("compaction was not stored", error, self.session_id)
+            await self._hold.give_up()
+            self.working.head.status = "aborted"
+
+    def _announce(self, result: TurnResult) -> None:
+        """The turn is over for whoever waits for it."""
+        if self.done.is_set():
+            return
+        self.result = result
+        self._stream.emit(TurnFinished(result))
+        self._stream.close()
+        self.done.set()
 
     def _success(self, done: Done, turn: TurnRecord) -> TurnResult:
         working = self.working
@@ -565,18 +499,13 @@ class Turn:
         data = None if again else msgspec.json.encode(result)
         self.working.consume(InboxUpdate(turn.key, "new" if again else "done", data))
 
-    def _keep_warm(self) -> None:
-        working = self._working
-        if working is not None and working.head.status == "running" and working.head.turn is None:
-            self._engine.keep_warm(self)
-
     async def _failed(self, error: Exception, *, keep_lease: bool = False) -> TurnResult:
         """Roll back to the last committed unit, give every open call a result, say why, release."""
         self.error = error
         working = self.working
         if isinstance(error, (StaleWriterError, SessionConflictError)):
             # Fenced out: whoever has the session now goes on from the last commit; nothing may be written here.
-            self._lease = None
+            self._hold.drop()
             return self._result_of(error)
         machine = cast("FlowMachine", self._machine)
         self._stream.blank()
@@ -598,7 +527,7 @@ class Turn:
         await working.forget()
         turn = working.head.turn
         if turn is None:
-            await self._give_up()
+            await self._hold.give_up()
             return self._result_of(error)
         step = machine.flow.get_step(turn.visit.stage)
         ns = step.get_memory_space()
@@ -650,7 +579,7 @@ class Turn:
             error=failure_of(error),
         )
 
-    async def _cancelled(self) -> None:
+    async def _cancelled(self) -> TurnResult:
         """The turn was cancelled: record it, unless somebody else is to go on with it."""
         kind, reason = self._cancel or ("shutdown", None)
         error = TurnCancelledError(
@@ -664,23 +593,12 @@ class Turn:
                 if machine is not None:
                     await machine.clean_up()
                 open_turn = self._working is not None and self._working.head.turn is not None
-                if open_turn and self._lease is not None and kind not in ("shutdown", "lost"):
-                    self.result = await self._close_failed(error, False, kind)
-                    return
-                await self._give_up()
+                if open_turn and self._hold.held and kind not in ("shutdown", "lost"):
+                    return await self._close_failed(error, False, kind)
+                await self._hold.give_up()
             except Exception as broken:  # noqa: BLE001 - reported; the turn is over either way
                 self._engine.report("a cancelled turn could not be closed", broken, self.session_id)
-        self.result = self._result_of(error)
-
-    async def _give_up(self) -> None:
-        """Let the lease go without a commit; a turn record that is stored stays for whoever comes next."""
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            try:
-                with CancelScope(shield=True):
-                    await self._engine.store.release(lease)
-            except StoreError as error:
-                self._engine.report("a lease could not be released and will run out", error, self.session_id)
+        return self._result_of(error)
 
 
 def failure_of(error: Exception) -> TurnFailure:

@@ -98,6 +98,7 @@ class TurnHarness:
             self.turn = turn
             async for event in turn:
                 self.events.append(event)
+            await turn.ended.wait()
         self.session_id = turn.result.session_id or self.session_id
         self.results.append(turn.result)
         return turn.result

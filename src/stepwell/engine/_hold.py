@@ -1,0 +1,178 @@
+"""The right to write one session, held by this process: acquired, renewed, used for every commit, given up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from anyio import CancelScope
+
+from stepwell._clock import Clock
+from stepwell.errors import LeaseHeldError, SessionBusyError, SessionConflictError, StaleWriterError, StoreError
+from stepwell.sessions import Acquired, Commit, Lease, SessionStore, encode_head
+
+from ._owner import owner_is_dead
+from ._warm import Warm
+from ._working import Working
+
+__all__ = ["Hold"]
+
+
+class Hold:
+    """One lease at a time, and the deadline up to which it counts by this process's own clock.
+
+    Args:
+        store: Where the session lives.
+        clock: For the deadline and for waiting.
+        owner: This process.
+        ttl: Seconds the lease lasts.
+        report: Told of a lease that could not be given up.
+    """
+
+    __slots__ = ("_clock", "_lease", "_owner", "_report", "_store", "_ttl", "_until", "incarnation")
+
+    def __init__(
+        self, store: SessionStore, clock: Clock, owner: str, ttl: float, report: Callable[[str, Exception, str], None]
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._owner = owner
+        self._ttl = ttl
+        self._report = report
+        self._lease: Lease | None = None
+        self._until = 0.0
+        self.incarnation = ""
+
+    @property
+    def held(self) -> bool:
+        """Whether there is a lease, as far as this process knows."""
+        return self._lease is not None
+
+    def _took(self, acquired: Acquired, asked: float) -> Acquired:
+        self._lease = acquired.lease
+        self._until = asked + self._ttl
+        self.incarnation = acquired.lease.incarnation
+        return acquired
+
+    async def create(self, working: Working) -> None:
+        """Create the session with its first commit.
+
+        Raises:
+            SessionExistsError: Somebody else was first.
+        """
+        asked = self._clock.monotonic()
+        acquired = await self._store.create(working.commit(), owner=self._owner, ttl=self._ttl)
+        self._took(acquired, asked)
+        working.committed(acquired.revision)
+
+    async def acquire(
+        self, session: str, warm: Warm | None, on_busy: Literal["queue", "reject"], timeout: float
+    ) -> Acquired:
+        """Take the lease; wait for another process as long as the busy policy allows.
+
+        Raises:
+            SessionBusyError: Another process has it.
+            UnknownSessionError: There is no such session.
+        """
+        clock = self._clock
+        supersede: str | None = None
+        wait, give_up = 0.02, clock.monotonic() + timeout
+        while True:
+            asked = clock.monotonic()
+            try:
+                acquired = await self._store.acquire(
+                    session,
+                    self._owner,
+                    ttl=self._ttl,
+                    known_revision=warm.revision if warm else None,
+                    known_incarnation=warm.incarnation if warm else None,
+                    supersede=supersede,
+                )
+            except LeaseHeldError as error:
+                if supersede != error.owner and owner_is_dead(error.owner):
+                    supersede = error.owner
+                    continue
+                if on_busy == "reject" or clock.monotonic() >= give_up:
+                    raise SessionBusyError(
+                        f"Session {session} is worked on by another process: try again when its turn is over.",
+                        session_id=session,
+                    ) from error
+                await clock.sleep(wait)
+                wait = min(wait * 1.5, 0.5)
+            else:
+                return self._took(acquired, asked)
+
+    async def renew(self) -> str | None:
+        """Extend the lease. Returns why it is lost, if it is."""
+        lease = self._lease
+        if lease is None:
+            return None
+        asked = self._clock.monotonic()
+        try:
+            renewed = await self._store.renew(lease, ttl=self._ttl)
+        except StaleWriterError:
+            return "the lease was taken over" if self._lease is lease else None
+        except StoreError:
+            expired = self._lease is lease and self._clock.monotonic() >= self._until
+            return "the lease ran out while the store was unreachable" if expired else None
+        if self._lease is lease:
+            self._lease, self._until = renewed, asked + self._ttl
+        return None
+
+    async def commit(self, working: Working, *, release: bool = False) -> int:
+        """Everything since the last commit into the store, guarded by revision and epoch; returns the new revision.
+
+        A store that is away for a moment is tried again while the lease lasts, and a lost answer is recognised.
+
+        Raises:
+            StaleWriterError: The lease is not ours any more; nothing was written.
+            SessionConflictError: The revision moved; nothing was written.
+            StoreError: The store cannot do it.
+        """
+        lease = self._lease
+        if lease is None or self._clock.monotonic() >= self._until:
+            # Every writer stops by its own clock, before the store would have to tell it.
+            raise StaleWriterError("The lease ran out before it could be renewed.", session_id=working.session_id)
+        revision = await self._save(lease, working.commit(release=release), working.head.revision)
+        working.committed(revision)
+        if release:
+            self._lease = None
+        return revision
+
+    async def _save(self, lease: Lease, commit: Commit, expected: int) -> int:
+        lost = False
+        while True:
+            try:
+                return await self._store.save(lease, commit, expected)
+            except (SessionConflictError, StaleWriterError):
+                # A lost answer? It was ours if what is stored at the next revision is what we sent.
+                if lost:
+                    head, _ = await self._store.load(lease.session)
+                    stored, head.revision = head.revision, commit.head.revision
+                    if stored == expected + 1 and encode_head(head) == encode_head(commit.head):
+                        return stored
+                raise
+            except StoreError as error:
+                if not error.retryable or self._clock.monotonic() >= self._until:
+                    raise
+                lost = True
+                await self._clock.sleep(0.05)
+
+    def drop(self) -> None:
+        """Forget the lease without a word to the store: somebody else has it."""
+        self._lease = None
+
+    def expire(self) -> None:
+        """Let the lease end now by this process's own clock, as if it had been stopped for that long."""
+        self._until = self._clock.monotonic()
+
+    async def give_up(self) -> None:
+        """Let the lease go without a commit; a turn record that is stored stays for whoever comes next."""
+        lease, self._lease = self._lease, None
+        if lease is None:
+            return
+        try:
+            with CancelScope(shield=True):
+                await self._store.release(lease)
+        except StoreError as error:
+            self._report("a lease could not be released and will run out", error, lease.session)
