@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from stepwell import LogicStep, Outcome, Step, finish, go, stay, tool
+from stepwell.outcomes import Go
 
 from . import checks, prompts
 
@@ -18,17 +19,18 @@ Detail = Annotated[
 ]
 
 
+def today(step: Step) -> date:
+    """The configured day, or the real one."""
+    return date.fromisoformat(step.get_context("config.today") or f"{datetime.now(UTC):%Y-%m-%d}")
+
+
 class IntakeStep(Step):
     """A stage that asks for one detail."""
 
     question = ""
 
-    @property
-    def today(self) -> date:
-        return date.fromisoformat(self.get_context("config.today") or f"{datetime.now(UTC):%Y-%m-%d}")
-
     def get_prompt(self) -> str:
-        return prompts.ask(self.question, self.today)
+        return prompts.ask(self.question, today(self))
 
 
 class NameStep(IntakeStep):
@@ -53,7 +55,7 @@ class BirthStep(IntakeStep):
     @tool
     async def capture_birth(self, born: Annotated[date, Field(description="date of birth")]) -> Outcome:
         """Save the date of birth."""
-        if problem := checks.birth_problem(born, self.today):
+        if problem := checks.birth_problem(born, today(self)):
             return stay(problem)
         self.save_state({"born": born.isoformat()})
         return go(RouteStep)
@@ -99,14 +101,13 @@ class GuardianStep(IntakeStep):
 class RouteStep(LogicStep):
     """Code decides what comes next: the first detail that is missing, then the review."""
 
-    async def run_logic(self) -> Outcome:
+    async def run_logic(self) -> Go:
         born = self.flow.get_step_state(BirthStep, "born")
         if not self.flow.get_step_state(NameStep, "name"):
             return go(NameStep)
         if not born:
             return go(BirthStep)
-        today = self.flow.get_step(BirthStep).today
-        minor = checks.age_on(today, date.fromisoformat(born)) < checks.ADULT
+        minor = checks.age_on(today(self), date.fromisoformat(born)) < checks.ADULT
         if minor and not self.flow.get_step_state(GuardianStep, "name"):
             return go(GuardianStep)
         if not self.flow.get_step_state(AddressStep, "address"):

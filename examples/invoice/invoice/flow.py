@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from stepwell import Flow, Outcome, Step, finish
+from stepwell import Flow, Step, finish
+from stepwell.outcomes import Finish
 
 from .model import Invoice
 
@@ -22,7 +24,7 @@ class ExtractStep(Step[Invoice]):
     def struct_output_schema(self) -> type[Invoice]:
         return Invoice
 
-    async def on_response(self, result: Invoice) -> Outcome:
+    async def on_response(self, result: Invoice) -> Finish:
         return finish({"invoice": result.model_dump(mode="json"), "problems": result.problems()})
 
 
@@ -32,7 +34,7 @@ class InvoiceFlow(Flow):
     def config_model(self) -> str:
         return self.get_context("config.model") or "offline:rules"
 
-    def define_steps(self) -> Sequence[Step]:
+    def define_steps(self) -> Sequence[Step[Any, Any]]:
         return [ExtractStep(self)]
 
 
