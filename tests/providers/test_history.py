@@ -286,6 +286,14 @@ def test_calls_and_texts_that_the_data_does_not_know_are_sent_all_the_same() -> 
     assert kinds == ["thinking", "text", "tool-call"]
 
 
+def test_files_and_texts_that_the_data_does_not_account_for_are_sent_all_the_same() -> None:
+    data = {"v": 1, "by": "t", "parts": [{"k": "file"}], "text": 2363233923}
+    files = (FilePart("image/png", url="https://files.invalid/a.png"), FilePart("image/gif", data="AAAA"))
+    message = called(text="x", provider_data=data, files=files)
+    sent = [part.content for part in encoder().encode([message])[0].parts]
+    assert sent == ["[file: image/png]", "x", "[file: image/gif]"]
+
+
 def test_data_of_another_version_is_left_out() -> None:
     data = {**(own().provider_data or {}), "v": 2}
     assert shape(encoder().encode([own(provider_data=data)])[0])[0] == ("text", "hello", None, None)
@@ -362,9 +370,10 @@ async def test_gemini_gets_its_picture_back_and_others_its_name(
     seen = await ask(adapters["gemini"], "picture")
     message = seen.message("google:picture")
     await ask(adapters["chat"], "ok", [user(), message, user()])
-    assert "image/png" in str(wire.requests[-1].body["messages"][1]["content"])
+    assert wire.requests[-1].body["messages"][1]["content"] == "[file: image/png]"
     await ask(adapters["gemini"], "ok", [user(), message, user()])
-    assert "image/png" in str(wire.requests[-1].body["contents"][1])
+    parts = wire.requests[-1].body["contents"][1]["parts"]
+    assert parts[0]["inlineData"]["data"] == "iVBORw=="
 
 
 async def test_a_conversation_that_visits_every_provider_comes_home_unchanged(

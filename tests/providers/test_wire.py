@@ -482,6 +482,17 @@ async def test_a_file_that_the_model_does_not_take_is_for_the_stage_to_handle(
     assert (seen.error.status, seen.error.provider_code) == (422, "unsupported_file")
 
 
+@BOTH
+async def test_a_failure_of_a_request_with_files_is_still_a_failure(
+    on_wire: Callable[..., Adapters], streaming: bool
+) -> None:
+    part = FilePart(media_type="image/png", data="iVBORw==")
+    for scenario in ("bad_body", "e500"):
+        seen = await ask(on_wire(streaming=streaming)["chat"], scenario, [UserMessage(content=(part,), id="s|t|u")])
+        assert isinstance(seen.error, ModelInvocationError)
+        assert seen.error.status != 422
+
+
 async def test_data_that_is_no_base64_is_for_the_stage_to_handle(on_wire: Callable[..., Adapters]) -> None:
     part = FilePart(media_type="image/png", data="§")
     seen = await ask(on_wire()["chat"], "ok", [UserMessage(content=(part,), id="s|t|u")])

@@ -465,6 +465,8 @@ def _anthropic_block(block: Json) -> tuple[Json, Iterable[Json]]:
 
 def _failure(provider: str, scenario: str) -> web.Response | None:
     match scenario:
+        case "bad_body":
+            return web.Response(text="<html>", content_type="text/html")
         case "e429":
             body: Json = {
                 "openai": {"error": {"message": SECRET_ECHO, "type": "requests", "code": "rate_limit_exceeded"}},

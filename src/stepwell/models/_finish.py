@@ -144,7 +144,7 @@ def translate(
     Args:
         error: The original.
         selection: The model asked.
-        files: Whether the request had files, which is what pydantic-ai's refusals to encode are about then.
+        files: Whether a request with files failed before anything came back: pydantic-ai refused to encode one then.
         scrub: Removes the credentials from a text.
     """
     if isinstance(error, StepwellError):
@@ -157,7 +157,7 @@ def translate(
             f"{selection.id} cannot be called like this: {scrub(error.message)}",
             model=selection.id,
         )
-    if isinstance(error, (UserError, NotImplementedError, RuntimeError, AssertionError)) and files:
+    if files and not isinstance(error, UnexpectedModelBehavior):
         # Not a failure of the setup: a customer sent a file that this model does not take, and the stage may react.
         return _unchained(
             ModelInvocationError(

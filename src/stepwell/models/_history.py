@@ -216,12 +216,16 @@ class HistoryEncoder:
                     parts.append(_call(call, wire, **extra))
                 case "file" if files:
                     file = files.pop(0)
-                    if file.data is not None:
-                        parts.append(ModelFilePart(content=_binary(file), **extra))
+                    parts.append(
+                        self._note(file) if file.data is None else ModelFilePart(content=_binary(file), **extra)
+                    )
                 case _:
                     pass
-        if not text_same and not text_sent and message.text.strip():
-            parts.append(TextPart(content=message.text))
+        # What the data does not account for is sent all the same.
+        rest = message.text[text_at:] if text_same else "" if text_sent else message.text
+        if rest.strip():
+            parts.append(TextPart(content=rest))
+        parts.extend(self._note(file) for file in files)
         parts.extend(_call(call, wire) for call, wire in calls)
         return parts
 
@@ -252,7 +256,8 @@ def provider_data_of(response: ModelResponse, tag: str, *, output_tool: str | No
             item["id"] = part.id
         if part.provider_details:
             item["d"] = plain_json(part.provider_details)
-        special = special or bool(item.keys() & {"sig", "id", "d"})
+        # A picture counts as special: its author may have it back, to others it is only named.
+        special = special or item["k"] == "file" or bool(item.keys() & {"sig", "id", "d"})
         items.append(item)
     if not special:
         return None

@@ -126,7 +126,8 @@ class Runtime:
                     yield event
         except Exception as error:  # noqa: BLE001
             # Everything: what pydantic-ai and three client libraries may raise is no list that stays complete.
-            raise translate(error, request.selection, files=_has_files(request), scrub=self._scrub) from None
+            files = _has_files(request) and not exchange.responses
+            raise translate(error, request.selection, files=files, scrub=self._scrub) from None
         finally:
             # By our own hand: google-genai leaves the connection of an abandoned stream to the garbage collector.
             await exchange.aclose()
