@@ -219,7 +219,7 @@ class MemoryStore:
                 rows.append(DueSession(session, "", 0.0))
             elif found.expires <= now:
                 rows.append(DueSession(session, found.owner, found.expires))
-        return sorted(rows, key=lambda row: row.expires)[:limit]
+        return sorted(rows, key=lambda row: (row.expires, row.session))[:limit]
 
     async def delete(self, session: str) -> bool:
         """See `SessionStore.delete`."""
@@ -296,8 +296,11 @@ class MemoryStore:
             rows = found.messages.get(message.ns)
             if rows is None:
                 rows = found.messages[message.ns] = _Namespace()
-            insort(rows.positions, message.position)
-            rows.rows[message.position] = bytes(message.data)
+            if not rows.positions or message.position > rows.positions[-1]:
+                rows.positions.append(message.position)
+            else:
+                insort(rows.positions, message.position)
+            rows.rows[message.position] = message.data
         for ns, first in commit.first.items():
             _drop_below(found.messages.get(ns), first)
         found.sequence += commit.sequence
