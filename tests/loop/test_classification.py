@@ -70,7 +70,7 @@ async def test_row_3_prompt_blocked_asks_on_llm_blocked_and_never_retries(mid_st
     hooks = everything()
     blocked = Reply.prompt_blocked("safety", raw="PROHIBITED")
     if mid_stream:
-        blocked = Reply.text("so far").failing(error=blocked.end.error)  # type: ignore[union-attr]
+        blocked = Reply.text("so far").failing(error=blocked.end.error)
     async with TurnHarness(chat(hooks), model=ScriptedModel([blocked])) as h:
         result = await h.say("hi")
     assert result.message == h.shown == "blocked reply"
@@ -88,7 +88,7 @@ FAILURES = {
     "no finish": Reply.text("half a sen").without_finish(),
     "first token deadline": Reply.text("late").stalling(after=0),
     "idle deadline": Reply.text("one two").stalling(after=1),
-    "not an event": Reply.of(object()),  # type: ignore[arg-type]
+    "not an event": Reply.of(object()),
 }
 
 
