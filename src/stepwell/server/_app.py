@@ -1,0 +1,260 @@
+"""The ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import anyio
+from anyio import CancelScope
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stepwell.engine import Engine
+from stepwell.flow import Flow
+from stepwell.models import ModelGateway
+from stepwell.models.providers import Providers
+from stepwell.sessions import SessionStore
+
+from ._guard import Access, Guard
+from ._problems import Problem, problem_of
+from ._routes import ROUTES, Api, Endpoint
+
+__all__ = ["ServerApp", "create_app"]
+
+_REQUEST_HEADERS = (
+    "Authorization",
+    "Content-Type",
+    "Idempotency-Key",
+    "X-API-Key",
+    "CHAT_SESSION_ID",
+    "CHAT-SESSION-ID",
+)
+_RESPONSE_HEADERS = ("CHAT_SESSION_ID", "CHAT-SESSION-ID", "Retry-After")
+
+_READS_SECONDS = 5.0
+"""How long requests without a turn may take to finish when the server stops."""
+
+
+def create_app(
+    engine: Engine | None = None,
+    *,
+    flows: Sequence[type[Flow]] = (),
+    models: Providers | Mapping[str, ModelGateway] | None = None,
+    store: SessionStore | str = "memory://",
+    api_keys: Iterable[str] | None = None,
+    no_auth: bool = False,
+    cors: Sequence[str] = (),
+    body_bytes: int | None = None,
+    grace: float = 20.0,
+    **options: Any,
+) -> ServerApp:
+    """An ASGI application that serves an engine's flows.
+
+    With `flows` it makes an engine and owns its life, bound to the application's lifespan. With `engine` that one is
+    the caller's to start and close. Another application may mount it; mounting does not run a lifespan, so then either
+    give it an engine, or run `app.lifespan()` inside that of the other.
+
+    Who may call: with keys, whoever presents one. Without, callers of this machine only (no proxy, no other host
+    name, no page of another origin). With `no_auth`, everybody: something around the application has to decide.
+
+    Args:
+        engine: An engine; instead of all of its options.
+        flows: Flow classes; for the rest see `Engine`.
+        models: See `Engine`.
+        store: See `Engine`.
+        api_keys: Keys, each `KEY` or `NAME:KEY`; by default those of `STEPWELL_API_KEYS` (comma separated).
+            Idempotency keys of callers with different names never meet.
+        no_auth: See above.
+        cors: Origins of pages that may call, `"*"` for all; none by default.
+        body_bytes: Limit of a body; by default four times what the engine accepts of a message.
+        grace: Seconds that turns get to finish when the lifespan ends; what is open then is left for recovery.
+        **options: Further options of `Engine`.
+
+    Raises:
+        FlowDefinitionError: A flow is wrong.
+        LlmSetupError: A model of a flow cannot be called.
+        InvalidInputError: A key cannot be one.
+        TypeError: Both an engine and options of one, or neither.
+    """
+    access = Access(api_keys, no_auth=no_auth, origins=cors)
+    given = engine_options(engine, flows, models, store, options)
+    made = engine or Engine(**given)
+    return ServerApp(made, access, owned=engine is None, cors=cors, body_bytes=body_bytes, grace=grace)
+
+
+def engine_options(
+    engine: Engine | None,
+    flows: Sequence[type[Flow]],
+    models: Providers | Mapping[str, ModelGateway] | None,
+    store: SessionStore | str,
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Options of the engine to make; none where there is one."""
+    if engine is None:
+        if not flows:
+            raise TypeError("create_app needs an engine, or the flows of one.")
+        return {"flows": flows, "models": models, "store": store, **options}
+    if flows or models is not None or store != "memory://" or options:
+        raise TypeError("create_app takes either an engine or the options of one.")
+    return {}
+
+
+class ServerApp:
+    """The application that `create_app` makes. Call it as ASGI says.
+
+    Attributes:
+        engine: The engine it serves.
+        access: Who may call.
+        body_bytes: Limit of a body.
+        accepting: Whether new turns may begin.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        access: Access,
+        *,
+        owned: bool,
+        cors: Sequence[str],
+        body_bytes: int | None,
+        grace: float,
+    ) -> None:
+        self.engine = engine
+        self.access = access
+        self.body_bytes = 4 * engine.limits.message_bytes if body_bytes is None else body_bytes
+        self.accepting = True
+        self._owned = owned
+        self._grace = grace
+        self._api = Api(self)
+        self._reads = 0
+        self._turns: set[CancelScope] = set()
+        self._quiet = asyncio.Event()
+        self._draining = asyncio.Lock()
+        self._drained = False
+        self._router = Router(self._routes(), redirect_slashes=False, lifespan=lambda app: self.lifespan())
+        self._app: ASGIApp = Guard(self._route, access)
+        if cors:
+            self._app = CORSMiddleware(
+                self._app,
+                allow_origins=cors,
+                allow_methods=("GET", "POST", "DELETE"),
+                allow_headers=_REQUEST_HEADERS,
+                expose_headers=_RESPONSE_HEADERS,
+            )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See the ASGI specification."""
+        await (self._router if scope["type"] == "lifespan" else self._app)(scope, receive, send)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Starlette raises what it does not find only inside an application; `Guard` answers.
+        scope.setdefault("app", self)
+        await self._router(scope, receive, send)
+
+    def _routes(self) -> list[Route]:
+        by_path: dict[str, dict[str, Endpoint]] = {}
+        for route in ROUTES:
+            by_path.setdefault(route.path, {})[route.method] = route
+        return [
+            # Ids of flows may hold slashes, those of sessions may not.
+            Route(path.replace("/flows/{id}", "/flows/{id:path}"), self._answer(path, known), methods=list(known))
+            for path, known in by_path.items()
+        ]
+
+    def _answer(self, path: str, known: Mapping[str, Endpoint]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            request.scope["stepwell.route"] = path
+            route = known["GET" if request.method == "HEAD" else request.method]
+            self._reads += 1
+            try:
+                return await route.answer(self._api, request)
+            except Exception as error:
+                problem = problem_of(error)
+                if problem is None or problem.status == 500:
+                    raise  # to be logged
+                return problem.response()
+            finally:
+                self._reads -= 1
+                self._check_quiet()
+
+        return answer
+
+    # -- life
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncGenerator[None]:
+        """What surrounds the time in which requests are answered; servers of ASGI enter it by themselves."""
+        if self._owned:
+            await self.engine.start()
+        try:
+            yield
+        finally:
+            await self.drain(self._grace)
+
+    @contextmanager
+    def waiting(self) -> Generator[None]:
+        """Around the wait for a turn.
+
+        Raises:
+            Problem: The server is stopping, or stops meanwhile.
+        """
+        if not self.accepting:
+            raise self.stopping()
+        with CancelScope() as scope:
+            self._turns.add(scope)
+            self._reads -= 1
+            try:
+                yield
+            finally:
+                self._reads += 1
+                self._turns.discard(scope)
+                self._check_quiet()
+        if scope.cancelled_caught:
+            raise self.stopping()
+
+    def stopping(self) -> Problem:
+        """What is said while the server stops."""
+        return Problem(
+            503,
+            "engine_closed",
+            "The server is stopping: send the same request again, with the same Idempotency-Key.",
+            retryable=True,
+            headers={"Retry-After": "5", "Connection": "close"},
+        )
+
+    async def drain(self, grace: float) -> None:
+        """Begin no turn any more, and let those under way finish.
+
+        An engine of its own is closed: what is open after `grace` seconds is left for recovery. On another one the
+        turns go on, and only the requests that wait for them are answered.
+        """
+        self.accepting = False
+        async with self._draining:
+            if self._drained:
+                return
+            start = anyio.current_time()
+            await self._until_quiet(min(grace, _READS_SECONDS), lambda: not self._reads)
+            grace = max(0.0, grace - (anyio.current_time() - start))
+            if self._owned:
+                await self.engine.close(grace)
+            else:
+                await self._until_quiet(grace, lambda: not self._turns)
+                for scope in list(self._turns):
+                    scope.cancel()
+            self._drained = True
+
+    async def _until_quiet(self, seconds: float, quiet: Callable[[], bool]) -> None:
+        with anyio.move_on_after(seconds):
+            while not quiet():
+                self._quiet.clear()
+                await self._quiet.wait()
+
+    def _check_quiet(self) -> None:
+        if not self.accepting:
+            self._quiet.set()

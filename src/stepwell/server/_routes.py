@@ -1,0 +1,515 @@
+"""The routes: a table, and what answers each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import anyio
+import msgspec
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stepwell.engine import Engine, TurnResult
+from stepwell.errors import StepwellError, UnknownSessionError
+from stepwell.flow import FlowDefinition, LogicStep, TerminateSessionStep
+from stepwell.messages import UserMessage
+from stepwell.models import ToolSchema
+from stepwell.sessions import SessionSummary
+
+from ._bodies import AiRunBody, CancelBody, SessionsQuery, TurnBody, read_body, read_query
+from ._guard import principal_of
+from ._openapi import document
+from ._problems import Problem, problem_of, refusal_of
+
+if TYPE_CHECKING:
+    from ._app import ServerApp
+
+__all__ = ["ROUTES", "Api", "Endpoint"]
+
+CHAT_SESSION: Final = "CHAT_SESSION_ID"
+KEY_LENGTH: Final = 200
+"""Characters of an `Idempotency-Key`; the engine's limit leaves room for the caller's name."""
+
+_MIME: Final = re.compile(r"[\w.+-]+/[\w.+-]+(\s*;\s*[\w.+-]+=(\"[\w .:+-]*\"|[\w.:+-]+))*", re.ASCII)
+_SESSION_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_READY_SECONDS: Final = 5.0
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+# -- what is answered
+
+
+class StageInfo(msgspec.Struct, frozen=True):
+    """A stage of a workflow.
+
+    Attributes:
+        id: Its id.
+        kind: `step` (a model talks), `logic` (code only) or `end` (closes the session).
+        tools: What its model may call, as far as the class says.
+        dynamic_tools: Whether it may expose others while it runs.
+    """
+
+    id: str
+    kind: Literal["step", "logic", "end"]
+    tools: tuple[ToolSchema, ...]
+    dynamic_tools: bool
+
+
+class FlowInfo(msgspec.Struct, frozen=True):
+    """A registered workflow. The transitions of a flow are code, so its topology is its stages and the initial one.
+
+    Attributes:
+        id: Its id.
+        kind: `flow`.
+        aliases: Other names it answers to.
+        schema_version: Version of what it stores.
+        model: Its model, `provider:name`.
+        initial: The stage a new session begins in, unless its context says otherwise.
+        requires_user_message: Whether a turn needs a message.
+        stages: Its stages, in order of registration.
+    """
+
+    id: str
+    kind: Literal["flow"]
+    aliases: tuple[str, ...]
+    schema_version: int
+    model: str
+    initial: str
+    requires_user_message: bool
+    stages: tuple[StageInfo, ...]
+
+
+class FlowList(msgspec.Struct, frozen=True):
+    """The registered workflows."""
+
+    flows: tuple[FlowInfo, ...]
+
+
+class SessionPage(msgspec.Struct, frozen=True):
+    """Sessions, newest first. `next` is `after` of the next page, `null` at the end."""
+
+    sessions: list[SessionSummary]
+    next: str | None
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """Whether a running turn was cancelled. `false`: there was none, or another run."""
+
+    cancelled: bool
+
+
+class Envelope(msgspec.Struct, frozen=True, rename="camel"):
+    """The answer of the older contract."""
+
+    success: bool
+    completed: bool
+    message: str
+    session: str | None
+    content_type: str
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """The session is gone."""
+
+    success: bool
+    session: str | None
+
+
+class Health(msgspec.Struct, frozen=True):
+    """`ok`."""
+
+    status: Literal["ok"]
+
+
+# -- what answers
+
+
+class Api:
+    """The handlers. Each gets a request that `Guard` let through.
+
+    Args:
+        app: The application they belong to.
+    """
+
+    def __init__(self, app: ServerApp) -> None:
+        self._app = app
+        self._engine: Engine = app.engine
+        definitions = list(dict.fromkeys(self._engine.definitions.values()))
+        self._flows = _encode(FlowList(tuple(_describe(definition) for definition in definitions)))
+        self._names = _encode([definition.id for definition in definitions])
+
+    async def flows(self, request: Request) -> Response:
+        """`GET /v1/flows`."""
+        return _json(self._flows)
+
+    async def turn(self, request: Request) -> Response:
+        """`POST /v1/flows/{id}/turns`."""
+        _check_accept(request)
+        body = await read_body(request, TurnBody, self._app.body_bytes)
+        result = await self._turn(
+            request,
+            request.path_params["id"],
+            body.said,
+            session_id=body.session_id,
+            config=body.config,
+            on_busy=body.on_busy,
+        )
+        return _json(_encode(result))
+
+    async def sessions(self, request: Request) -> Response:
+        """`GET /v1/sessions`."""
+        query = read_query(request, SessionsQuery)
+        page, cursor = await self._engine.list_sessions(
+            flow=query.flow, status=query.status, after=query.after, limit=query.limit
+        )
+        return _json(_encode(SessionPage(page, cursor)))
+
+    async def export(self, request: Request) -> Response:
+        """`GET /v1/sessions/{id}`."""
+        return _json(_encode(await self._engine.export_session(_session_of(request))))
+
+    async def delete(self, request: Request) -> Response:
+        """`DELETE /v1/sessions/{id}`."""
+        session = _session_of(request)
+        if not await self._engine.delete_session(session):
+            raise _unknown(session)
+        return Response(status_code=204)
+
+    async def cancel(self, request: Request) -> Response:
+        """`POST /v1/sessions/{id}/cancel`."""
+        session = _session_of(request)
+        body = await read_body(request, CancelBody, self._app.body_bytes, optional=True)
+        done = await self._engine.cancel(session, reason=body.reason, run_id=body.run_id)
+        return _json(_encode(Cancelled(done)))
+
+    # -- the older contract
+
+    async def ai_flows(self, request: Request) -> Response:
+        """`GET /ai/flows`."""
+        return _json(self._names)
+
+    async def ai_run(self, request: Request) -> Response:
+        """`POST /ai/run`."""
+        session: str | None = None
+        try:
+            session = _chat_session(request)
+            body = await read_body(request, AiRunBody, self._app.body_bytes)
+            result = await self._turn(request, body.flowName, body.said, session_id=session, config=body.config)
+        except (Problem, StepwellError) as error:
+            problem = problem_of(error)
+            if problem is None or problem.status in (408, 413, 415, 500):
+                raise  # what a proxy could have said as well, or has to be logged, is no answer of a flow
+            return _ai_failure(problem.explain(), problem.session_id or session, problem.headers)
+        session = result.session_id or None
+        if result.error is not None:
+            return _ai_failure(result.error.message, session, {}, completed=result.completed)
+        kind = result.content_type
+        if kind.partition(";")[0].strip().lower() != "text/plain" and _MIME.fullmatch(kind):
+            return Response(result.message, 200, _chat_headers(session), media_type=kind)
+        return _json(
+            _encode(Envelope(True, result.completed, result.message, session, kind)), headers=_chat_headers(session)
+        )
+
+    async def ai_end(self, request: Request) -> Response:
+        """`POST /ai/end`."""
+        session = _chat_session(request)
+        if session is not None and _SESSION_ID.fullmatch(session):
+            await self._engine.delete_session(session)
+        return _json(_encode(Ended(True, session)))
+
+    # -- operations
+
+    async def healthz(self, request: Request) -> Response:
+        """`GET /healthz`."""
+        return _json(_encode(Health("ok")))
+
+    async def readyz(self, request: Request) -> Response:
+        """`GET /readyz`."""
+        if not self._app.accepting:
+            raise self._app.stopping()
+        with anyio.move_on_after(_READY_SECONDS) as scope:
+            await self._engine.list_sessions(limit=1)
+        if scope.cancelled_caught:
+            raise Problem(503, "store_busy", "The session store does not answer.", retryable=True)
+        return _json(_encode(Health("ok")))
+
+    async def openapi(self, request: Request) -> Response:
+        """`GET /openapi.json`."""
+        return _json(_encode(document(ROUTES, self._app.access.mode == "keys", request.scope.get("root_path", ""))))
+
+    async def _turn(
+        self,
+        request: Request,
+        flow: str,
+        message: str | UserMessage | None,
+        *,
+        session_id: str | None,
+        config: Mapping[str, Any] | None,
+        on_busy: Literal["queue", "reject"] | None = None,
+    ) -> TurnResult:
+        """Run a turn that no lost connection cancels.
+
+        Raises:
+            Problem: It did not begin, or does not end here.
+            StepwellError: Misuse.
+        """
+        key = _idempotency_key(request)
+        with self._app.waiting():
+            async with self._engine.stream(
+                flow,
+                message,
+                detached=True,
+                session_id=session_id,
+                config=config,
+                idempotency_key=key,
+                on_busy=on_busy,
+            ) as turn:
+                await turn.done.wait()
+        if turn.result.error is not None and (problem := refusal_of(turn.result.error)) is not None:
+            raise problem from turn.error
+        return turn.result
+
+
+def _describe(definition: FlowDefinition) -> FlowInfo:
+    cls = definition.cls
+    return FlowInfo(
+        id=definition.id,
+        kind="flow",
+        aliases=tuple(cls.aliases),
+        schema_version=cls.schema_version,
+        model=f"{definition.model.provider}:{definition.model.name}",
+        initial=definition.initial,
+        requires_user_message=cls.requires_user_message,
+        stages=tuple(
+            StageInfo(
+                id=stage.id,
+                kind="logic"
+                if issubclass(kind, LogicStep)
+                else "end"
+                if issubclass(kind, TerminateSessionStep)
+                else "step",
+                tools=stage.static,
+                dynamic_tools=stage.dynamic_tools,
+            )
+            for kind, stage in definition.steps.items()
+        ),
+    )
+
+
+def _json(data: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(data, status, headers, media_type="application/json")
+
+
+def _check_accept(request: Request) -> None:
+    accept = ",".join(request.headers.getlist("accept"))
+    kinds = {part.partition(";")[0].strip().lower() for part in accept.split(",")}
+    if "text/event-stream" in kinds and not kinds & {"application/json", "application/*", "*/*"}:
+        raise Problem(
+            406,
+            "not_acceptable",
+            "This version does not stream turns over HTTP yet: send Accept: application/json for the turn's result.",
+        )
+
+
+def _idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not key.strip() or len(key) > KEY_LENGTH:
+        detail = f"An idempotency key is not blank and has at most {KEY_LENGTH} characters."
+        raise Problem(422, "invalid_input", detail, errors=[{"header": "Idempotency-Key", "detail": detail}])
+    # Two callers with the same key mean two different inputs.
+    return f"{principal_of(request.scope)}:{key}"
+
+
+def _session_of(request: Request) -> str:
+    session: str = request.path_params["id"]
+    if not _SESSION_ID.fullmatch(session):
+        raise _unknown(session)
+    return session
+
+
+def _unknown(session: str) -> UnknownSessionError:
+    return UnknownSessionError(f"There is no session {session!r}.", session_id=session)
+
+
+def _chat_session(request: Request) -> str | None:
+    """The header, by either name: some proxies drop names with underscores."""
+    given = {value for name in ("chat_session_id", "chat-session-id") for value in request.headers.getlist(name)}
+    given = {value.strip() for value in given if value.strip()}
+    if len(given) > 1:
+        raise Problem(
+            400, "invalid_input", "The headers CHAT_SESSION_ID and CHAT-SESSION-ID name different sessions: send one."
+        )
+    return given.pop() if given else None
+
+
+def _chat_headers(session: str | None) -> dict[str, str]:
+    if session is None or not _SESSION_ID.fullmatch(session):
+        return {}
+    return {CHAT_SESSION: session, CHAT_SESSION.replace("_", "-"): session}
+
+
+def _ai_failure(message: str, session: str | None, headers: Mapping[str, str], *, completed: bool = False) -> Response:
+    envelope = Envelope(False, completed, message, session, "text/plain")
+    return _json(_encode(envelope), 400, {**headers, **_chat_headers(session)})
+
+
+# -- the table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """One method of one route: how it is reached, what answers it, and all that its documentation says.
+
+    Attributes:
+        method: HTTP method.
+        path: Route.
+        answer: The handler.
+        summary: In a few words.
+        description: What a client has to know.
+        body: Model of the body.
+        optional: Whether the body may be left out.
+        query: Model of the query string.
+        headers: Header fields it looks at, with their meaning.
+        result: Type of the 200 response; `None` for an empty 204.
+        problems: Statuses of the problems it may answer with, besides those that every route may.
+        open: Whether it asks for no key.
+    """
+
+    method: Literal["GET", "POST", "DELETE"]
+    path: str
+    answer: Callable[[Api, Request], Awaitable[Response]]
+    summary: str
+    description: str = ""
+    body: type[BaseModel] | None = None
+    optional: bool = False
+    query: type[BaseModel] | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    result: Any = None
+    problems: tuple[int, ...] = ()
+    open: bool = False
+
+
+_KEY: Final = ("Idempotency-Key", "The same key and body give the same turn, also after a lost answer.")
+_CHAT: Final = (CHAT_SESSION, "The session; CHAT-SESSION-ID means the same.")
+
+ROUTES: Final = (
+    Endpoint(
+        method="GET",
+        path="/v1/flows",
+        answer=Api.flows,
+        summary="Registered workflows",
+        description="With their stages, tools, initial stage and model.",
+        result=FlowList,
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/flows/{id}/turns",
+        answer=Api.turn,
+        summary="Run a turn",
+        description=(
+            "The turn goes on when the connection is lost. A turn that ran and failed is a 200 whose `success` is "
+            "false and whose `error` says why; the session is as it was after its last committed unit. Problems say "
+            "that the turn did not begin, or (503) that the server stops and the turn goes on later."
+        ),
+        body=TurnBody,
+        headers=(_KEY,),
+        result=TurnResult,
+        problems=(400, 404, 406, 408, 409, 413, 415, 422, 503),
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/sessions",
+        answer=Api.sessions,
+        summary="List sessions",
+        description="Newest first.",
+        query=SessionsQuery,
+        result=SessionPage,
+        problems=(422, 503),
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/sessions/{id}",
+        answer=Api.export,
+        summary="Export a session",
+        description="Everything of it in one JSON document, for `import`. It holds the whole conversation.",
+        result=dict[str, Any],
+        problems=(404, 503),
+    ),
+    Endpoint(
+        method="DELETE",
+        path="/v1/sessions/{id}",
+        answer=Api.delete,
+        summary="Delete a session",
+        description="With all its rows. A running turn of it ends.",
+        problems=(404, 503),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/sessions/{id}/cancel",
+        answer=Api.cancel,
+        summary="Cancel the running turn",
+        description="Answers when the cancel is recorded.",
+        body=CancelBody,
+        optional=True,
+        result=Cancelled,
+        problems=(400, 404, 408, 413, 415, 422, 503),
+    ),
+    Endpoint(
+        method="POST",
+        path="/ai/run",
+        answer=Api.ai_run,
+        summary="Run a turn (older contract)",
+        description=(
+            "The reply itself, with its MIME type, where that is not text/plain. 400 with `success` false where the "
+            "turn failed or did not begin. The session's id is in the header CHAT_SESSION_ID."
+        ),
+        body=AiRunBody,
+        headers=(_CHAT, _KEY),
+        result=Envelope,
+        problems=(408, 413, 415),
+    ),
+    Endpoint(
+        method="GET",
+        path="/ai/flows",
+        answer=Api.ai_flows,
+        summary="Names of the workflows (older contract)",
+        result=list[str],
+    ),
+    Endpoint(
+        method="POST",
+        path="/ai/end",
+        answer=Api.ai_end,
+        summary="Delete the session (older contract)",
+        description="An unknown or missing session is a success.",
+        headers=(_CHAT,),
+        result=Ended,
+        problems=(400, 503),
+    ),
+    Endpoint(
+        method="GET",
+        path="/healthz",
+        answer=Api.healthz,
+        summary="Whether the process answers",
+        result=Health,
+        open=True,
+    ),
+    Endpoint(
+        method="GET",
+        path="/readyz",
+        answer=Api.readyz,
+        summary="Whether turns can run",
+        description="The session store answers, and the server is not stopping.",
+        result=Health,
+        problems=(503,),
+        open=True,
+    ),
+    Endpoint(method="GET", path="/openapi.json", answer=Api.openapi, summary="This document", result=dict[str, Any]),
+)
+"""Every route, in the order of the documentation."""
