@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.google import GoogleProvider
@@ -165,10 +165,12 @@ def test_the_catalogue_agrees_with_the_client_library(provider: str, name: str) 
 keys = st.sampled_from(["temperature", "max_tokens", "reasoning", "stop", "logit_bias", "zzz"])
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(keys, json_values))
 def test_checking_never_fails_in_another_way(params: dict[str, Any]) -> None:
     with suppress(LlmSetupError):

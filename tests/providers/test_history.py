@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, ThinkingPart, ToolCallPart, ToolReturnPart
 
@@ -66,6 +66,7 @@ messages = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(messages, st.sampled_from(APIS))
 def test_every_call_has_its_result_and_every_result_its_call(history: list[Message], api: str) -> None:
     encoded = encoder(api).encode(history)
@@ -87,6 +88,7 @@ def test_every_call_has_its_result_and_every_result_its_call(history: list[Messa
     assert len(all_ids) == made
 
 
+@settings(deadline=None)
 @given(messages, st.integers(0, 12), st.sampled_from(APIS))
 def test_a_remembered_history_is_encoded_like_a_new_one(history: list[Message], cut: int, api: str) -> None:
     one = encoder(api, size=4)
