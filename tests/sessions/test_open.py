@@ -79,7 +79,7 @@ def test_a_missing_directory(tmp_path: Path) -> None:
 
 
 def test_sqlite_is_loaded_when_it_is_asked_for() -> None:
-    code = "import sys, stepwell.sessions as s; print('sqlite3' in sys.modules, s.SqliteStore.__name__)"
+    code = "import sys, stepwell.sessions as s; print(s.__name__ + '.sqlite' in sys.modules, s.SqliteStore.__name__)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["False", "SqliteStore"]
 

@@ -381,6 +381,35 @@ class TestGroupCommit:
         assert seen == []
 
 
+class TestFullDisk:
+    @pytest.mark.parametrize("full", [False, True])
+    async def test_nothing_is_lost_and_it_goes_on_when_there_is_room(
+        self, path: Path, store: SqliteStore, full: bool
+    ) -> None:
+        lease = await create(store)
+        await store.journal_put(lease, JournalRow("k", "intent"))
+        owner = store._owner
+        assert owner._writer is not None
+        for connection in (owner._main, owner._writer):
+            connection.raw.execute("PRAGMA max_page_count=1")  # which means: no more than there are
+        mine = SqliteStore(path, synchronous="full" if full else "normal")
+        big = Commit(head=make_head(state="x" * 100_000), messages=[make_row(0)])
+        results = await asyncio.gather(
+            mine.save(lease, big, 1), mine.renew(lease, ttl=TTL), mine.save(lease, big, 1), return_exceptions=True
+        )
+        for result in (results[0], results[2]):
+            assert type(result) is StoreError
+            assert "full" in str(result)
+        assert isinstance(results[1], Lease)
+        head, held = await mine.load("s")
+        assert (head.revision, head.stages, held) == (1, {}, results[1])
+        assert await mine.load_messages("s", "A") == []
+        for connection in (owner._main, owner._writer):
+            connection.raw.execute("PRAGMA max_page_count=1000000")
+        assert await mine.save(lease, big, 1) == 2
+        await mine.close()
+
+
 class TestWaiting:
     async def test_a_locked_file_is_waited_for_without_holding_the_loop(self, path: Path, store: SqliteStore) -> None:
         lease = await create(store)

@@ -1,12 +1,16 @@
 """The public conformance suite on every store of this package."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from stepwell.sessions import MemoryStore, SessionStore, SqliteStore
+from stepwell.errors import StoreBusyError, StoreError, UnknownSessionError
+from stepwell.sessions import Commit, MemoryStore, SessionStore, SqliteStore, open_store
 from stepwell.testing import SessionStoreConformance, SessionStoreProcessConformance
+from stepwell.testing._store_conformance import _raises, make_head
+from stepwell.testing._store_processes import count_up, write_until_killed
 
 pytestmark = pytest.mark.anyio
 
@@ -59,3 +63,45 @@ class TestSqliteFullProcesses(TestSqliteProcesses):
     @pytest.fixture
     def store_url(self, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path / 'store.db'}?synchronous=full"
+
+
+async def test_the_writers_of_the_process_tests_do_their_part(tmp_path: Path) -> None:
+    """They run where nobody measures, and one of them is killed."""
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    store = open_store(url)
+    writer = asyncio.ensure_future(write_until_killed(url, "w"))
+    async with asyncio.timeout(10):
+        while await _revision(store, "w") <= 20:  # noqa: ASYNC110 - as another process would have to
+            await asyncio.sleep(0.001)
+    writer.cancel()
+    await asyncio.wait([writer])
+    assert len(await store.journal_load("w")) >= 2
+    await store.create(Commit(head=make_head(state=0), release=True), owner="o", ttl=1.0)
+    await asyncio.gather(count_up(url, "a", 10), count_up(url, "b", 10))
+    assert (await store.load("s"))[0].stages["A"].state == {"value": 20}
+    await store.close()
+    await acquire_owner_again(url)
+
+
+async def _revision(store: SessionStore, session: str) -> int:
+    try:
+        return (await store.load(session))[0].revision
+    except UnknownSessionError:
+        return 0
+
+
+async def acquire_owner_again(url: str) -> None:
+    """Close what the cancelled writer left open."""
+    store = open_store(url)
+    assert isinstance(store, SqliteStore)
+    store._owner.users = 1
+    await store.close()
+
+
+def test_what_the_suite_expects_must_happen() -> None:
+    with pytest.raises(AssertionError, match="StoreError was not raised, but nothing"), _raises(StoreError):
+        pass
+    with pytest.raises(AssertionError, match=r"StoreError was not raised, but .*StoreBusyError"), _raises(StoreError):
+        raise StoreBusyError("locked")
+    with pytest.raises(ValueError, match="x"), _raises(StoreError):
+        raise ValueError("x")

@@ -349,16 +349,16 @@ class SqliteFullMachine(SqliteMachine):
 # No database of examples: what fails is printed, and nothing is written beside the tests. No explain phase: it traces
 # every line, which takes minutes.
 SETTINGS = settings(
-    max_examples=60,
+    max_examples=30,
     stateful_step_count=30,
     deadline=None,
     database=None,
     phases=(Phase.generate, Phase.shrink),
     suppress_health_check=list(HealthCheck),
 )
-MemoryMachine.TestCase.settings = settings(SETTINGS, max_examples=100)
+MemoryMachine.TestCase.settings = settings(SETTINGS, max_examples=40)
 SqliteMachine.TestCase.settings = SETTINGS
-SqliteFullMachine.TestCase.settings = settings(SETTINGS, max_examples=15)
+SqliteFullMachine.TestCase.settings = settings(SETTINGS, max_examples=8)
 
 TestMemoryModel = MemoryMachine.TestCase
 TestSqliteModel = SqliteMachine.TestCase

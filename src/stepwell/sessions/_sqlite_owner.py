@@ -131,7 +131,7 @@ class _Connection:
                     entry.error = error
             cursor.execute("COMMIT")
         except BaseException:
-            self._rollback()
+            self.rollback()
             raise
 
     def run_alone(self, entry: _Entry) -> None:
@@ -151,9 +151,10 @@ class _Connection:
         try:
             return job(self.cursor)
         finally:
-            self._rollback()
+            self.rollback()
 
-    def _rollback(self) -> None:
+    def rollback(self) -> None:
+        """Undo what the transaction has done, if there is one."""
         # SQLite has rolled back already after some errors, a full disk for one.
         if self.raw.in_transaction:
             self.cursor.execute("ROLLBACK")
@@ -211,8 +212,7 @@ class SqliteOwner:
                     self._upgrade(cursor, part)
                     cursor.execute("COMMIT")
                 except BaseException:
-                    if self._main.raw.in_transaction:
-                        cursor.execute("ROLLBACK")
+                    self._main.rollback()
                     raise
             finally:
                 cursor.execute("PRAGMA busy_timeout=0")
@@ -409,12 +409,9 @@ class SqliteOwner:
                     connection.close()
 
     async def finish(self) -> None:
-        """Run what this loop has queued, then close in a thread."""
+        """Let this loop run what it has queued, then close in a thread."""
         self._closing = True
-        queue = self._queues.get(asyncio.get_running_loop())
-        if queue:
-            self._flush(queue)
-        await asyncio.sleep(0)  # what the writer thread has just given back to the loop
+        await asyncio.sleep(0)  # a tick, also for what the writer thread has just given back to the loop
         await asyncio.get_running_loop().run_in_executor(None, self.close)
 
 

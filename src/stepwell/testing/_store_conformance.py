@@ -94,7 +94,9 @@ def _raises(kind: type[E]) -> Generator[_Caught[E]]:
 def make_head(
     session: str = "s", *, flow: str = "Flow", state: Any = None, turn: bool = False, **fields: Any
 ) -> SessionHead:
-    head = SessionHead(session, WorkflowRecord(flow, current="A"), created_at=1.5, saved_at=2.5, **fields)
+    """Make a small head, with `state` in stage A and an open turn if there is to be one."""
+    workflow = fields.pop("workflow", None) or WorkflowRecord(flow, current="A")
+    head = SessionHead(session, workflow, created_at=1.5, saved_at=2.5, **fields)
     if state is not None:
         head.stages["A"] = StageRecord(state={"value": state})
     if turn:
@@ -103,6 +105,7 @@ def make_head(
 
 
 def make_row(position: int, text: str = "", ns: str = "A") -> NewMessage:
+    """Make a row with a user's message."""
     return NewMessage(
         ns, position, encode_message(UserMessage(id=f"A|t|{position}", content=text or f"text {position}"))
     )
@@ -258,7 +261,13 @@ class SessionStoreConformance:
                 await _create(store, "new", state=value)
             with _raises(NonJsonValueError):
                 await store.save(lease, Commit(head=make_head(), log=[LogEntry("info", 0.0, "x", [value])]), 1)
+        visit = VisitRecord("A", message={"content": b"bytes"})
         for commit in (
+            Commit(head=make_head(stages={"A": StageRecord(model={"n": {1}})})),
+            Commit(head=make_head(stages={"\ud800": StageRecord()})),
+            Commit(head=make_head(workflow=WorkflowRecord("Flow", context={"n": float("nan")}))),
+            Commit(head=make_head(workflow=WorkflowRecord("Flow", model={"n": object()}))),
+            Commit(head=SessionHead("s", WorkflowRecord("Flow"), turn=TurnRecord("r", "i", visit))),
             Commit(head=make_head(), log=[LogEntry("info", 0.0, "\ud800")]),
             Commit(head=make_head(), sequence=[SequenceEntry("\ud800", 0.0)]),
             Commit(head=make_head(), messages=[NewMessage("\ud800", 0, b"{}")]),
