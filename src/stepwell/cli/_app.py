@@ -29,13 +29,22 @@ app = App(
 
 _COMMANDS = {
     "demo": "Book a hotel in the terminal: no key needed, or with a real model.",
+    "new": "Create a project with a two-stage flow that passes its own tests.",
     "chat": "Talk to a flow in the terminal.",
+    "serve": "Serve flows over HTTP.",
+    "check": "Find what is wrong with flows before anybody talks to them.",
+    "draw": "Draw a flow's stages and the ways between them.",
+    "bench": "Measure turns per second on this machine.",
     "sessions": "List, show, export, import and delete stored sessions.",
 }
 
 for _order, (_name, _help) in enumerate(_COMMANDS.items()):
     app.command(f"stepwell.cli._{_name}:{_name}", name=_name, help=_help, sort_key=_order)
 app["--help"].group = app["--version"].group = "Options"
+
+
+_OPTIONS = ("/store", "/host", "/port", "/api_keys", "/session_id")
+"""Where an `InvalidInputError` is about what was typed on the command line."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         terminal.error(error.message)
-        return 2 if isinstance(error, InvalidInputError) and error.pointer == "/store" else 1
+        return 2 if isinstance(error, InvalidInputError) and error.pointer in _OPTIONS else 1
     except KeyboardInterrupt:
         terminal.error("Interrupted.")
         return 130

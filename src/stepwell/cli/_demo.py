@@ -134,29 +134,26 @@ def _banner(terminal: Terminal, chosen: str, store: str, session: str | None) ->
     lines = ["[bold]A hotel reservation in four stages:[/] explore, present, compare, book.", ""]
     if chosen == OFFLINE:
         lines += [
-            "You talk to a [bold]rule-based offline model[/]: it has no weights and needs no network. It understands",
-            "simple English about this trip; it is no language model. For a real one, run the same command with",
+            "You talk to a [bold]rule-based offline model[/]: no weights, no network, no key.",
+            "It understands simple English about this trip and is no language model.",
+            "To talk to a real one, set one of these and run the same command:",
             "",
-            "  [cyan]OPENAI_API_KEY[/], [cyan]ANTHROPIC_API_KEY[/] or [cyan]GEMINI_API_KEY[/], or",
-            "  [cyan]OPENAI_BASE_URL[/] [dim](and OPENAI_MODEL)[/] of any server with an OpenAI interface",
+            "  [cyan]OPENAI_API_KEY[/]   [cyan]ANTHROPIC_API_KEY[/]   [cyan]GEMINI_API_KEY[/]",
+            "  [cyan]OPENAI_BASE_URL[/] (and OPENAI_MODEL), for any server with OpenAI's interface",
         ]
     else:
-        lines += [
-            f"You talk to [bold]{escape(chosen)}[/]. [dim]--model {OFFLINE} talks to the bundled rules instead.[/]"
-        ]
-    lines += [
-        "",
-        f"The conversation is kept in [cyan]{escape(store)}[/]; every step of it is saved before the next begins.",
-    ]
+        lines += [f"You talk to [bold]{escape(chosen)}[/]; --model {OFFLINE} takes the bundled rules instead."]
+    lines += ["", f"Every step is saved, in [cyan]{escape(store)}[/], before the next one begins."]
     if session is None:
-        lines += ['Say for example: [italic]"Hello, I\'d like a few days in Lisbon"[/]. /quit ends.']
-    from rich.panel import Panel
-
+        lines += ['Say for example: [bold]"Hello, I\'d like a few days in Lisbon"[/]. /quit ends.']
     if terminal.out.is_terminal:
+        from rich.panel import Panel
+
         terminal.out.print(Panel("\n".join(lines), title="[bold]Stepwell[/]", border_style="cyan", expand=False))
     else:
         from rich.text import Text
 
-        for line in ["Stepwell", *lines, ""]:
+        for line in ["Stepwell", *lines]:
             terminal.line(Text.from_markup(line).plain)
+    terminal.line()
     sys.stdout.flush()
