@@ -21,7 +21,6 @@ from stepwell.errors import (
     IdempotencyConflictError,
     InputTooLargeError,
     InvalidInputError,
-    LlmSetupError,
     SessionBusyError,
     StaleWriterError,
     UnknownFlowError,
@@ -204,7 +203,7 @@ def test_two_flows_of_one_name_are_refused() -> None:
 
 
 def test_a_flow_whose_provider_is_unknown_is_refused_at_registration() -> None:
-    with pytest.raises(LlmSetupError, match="scripted"):
+    with pytest.raises(FlowDefinitionError, match="scripted"):
         Engine([TalkFlow], models={})
 
 

@@ -6,17 +6,32 @@ building them again. So recovery is this same code after loading.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from stepwell.errors import FlowDefinitionError, InvalidOutcomeError, LogicLoopError, MigrationError
-from stepwell.flow import Again, Decided, Flow, FlowDefinition, Reply, Step, StepHost, TerminateSessionStep, Visit
-from stepwell.flow._visit import as_message, attach
-from stepwell.messages import DirectMessage, Message, UserMessage
-from stepwell.outcomes import DirectTo, Finish, Go, Outcome
+from stepwell.errors import LogicLoopError, MigrationError
+from stepwell.flow import (
+    Again,
+    Decided,
+    Flow,
+    FlowDefinition,
+    LogicStep,
+    Reply,
+    Step,
+    StepHost,
+    TerminateSessionStep,
+    Visit,
+    as_message,
+    attach,
+    logic,
+    settle,
+)
+from stepwell.messages import Message, UserMessage
+from stepwell.outcomes import DirectTo, Finish, Go
 from stepwell.sessions import SessionHead, TurnRecord, VisitRecord
 
 from ._events import StageEntered
@@ -58,14 +73,18 @@ class FlowMachine:
         """
         await self.flow.init()
         self.flow._register()  # pyright: ignore[reportPrivateUsage]
+        steps = self.definition.of(self.flow)
         head = self.working.head
         if head.workflow.current:
-            self._adopt(head)
+            self._adopt(head, steps)
         else:
             self.working.enter(self.flow._initial().id)  # pyright: ignore[reportPrivateUsage]
         self.working.executing = head.workflow.current
+        head.workflow.model = self.flow.get_model_selection().to_json()
+        for step in steps:
+            step._keep_model()  # pyright: ignore[reportPrivateUsage]
 
-    def _adopt(self, head: SessionHead) -> None:
+    def _adopt(self, head: SessionHead, steps: Sequence[Step[Any, Any]]) -> None:
         """Bring the stage ids of a stored document to today's names, by alias."""
         step = self._known(head.workflow.current)
         if step is None:
@@ -77,10 +96,10 @@ class FlowMachine:
                 stage=head.workflow.current,
             )
         head.workflow.current = step.id
-        for name in list(head.stages):
-            known = self._known(name)
-            if known is not None and known.id != name:
-                head.stages[known.id] = head.stages.pop(name)
+        for known in steps:
+            for name in known.aliases:
+                if name in head.stages:
+                    head.stages[known.id] = head.stages.pop(name)
                 if name in head.memories and known.id not in head.memories and known.get_memory_space() == known.id:
                     # Messages stay where they are stored: the step goes on with its old namespace.
                     known.use_memory(name)
@@ -129,19 +148,14 @@ class FlowMachine:
             await step.on_restore()
         if record.crossing:
             await self._arrive(step, record)
-        if kind == "logic":
+        visit = None if kind == "logic" else self._visiting(step, record)
+        if not record.started:
+            record.started = True
+            await step.on_visit(self._input(step))
+        if visit is None:
             decided = await self._logic(step)
         else:
             turn.hops = 0
-            visit = self.visit = self.visit if self._same(step) else None
-            if visit is None:
-                visit = self.visit = Visit(StepHost(step, self.definition, working))
-            visit.host.step_id = working.step_id
-            visit.host.visit = record
-            visit.batch = None
-            if not record.started:
-                record.started = True
-                await step.on_visit(self._input(step))
             if kind == "tools":
                 decided = await visit.tools(calls)
             elif kind == "run":
@@ -155,8 +169,16 @@ class FlowMachine:
         turn.unit += 1
         return done
 
-    def _same(self, step: Step[Any, Any]) -> bool:
-        return self.visit is not None and self.visit.step is step
+    def _visiting(self, step: Step[Any, Any], record: VisitRecord) -> Visit:
+        """The visit of a step that talks; what an earlier one has to clean up is handed on."""
+        visit = self.visit
+        if visit is None or visit.step is not step:
+            cleanups = visit.cleanups if visit else []
+            visit = self.visit = Visit(StepHost(step, self.definition, self.working), cleanups)
+        visit.host.step_id = self.working.step_id
+        visit.host.visit = record
+        visit.batch = None
+        return visit
 
     def _overrides_run(self, step: Step[Any, Any]) -> bool:
         return "run" in self.definition.steps[type(step)].hooks
@@ -189,53 +211,20 @@ class FlowMachine:
                 flow=self.flow.id,
                 stage=step.id,
             )
-        value: Any = await cast("Any", step).run_logic()
-        if isinstance(value, type):
-            value = Go(cast("Any", value))
-        if not isinstance(value, (Go, DirectTo, Finish)):
-            raise InvalidOutcomeError(
-                f"run_logic of {step.id} returned a {type(value).__name__}: return go, direct_to, finish or a step "
-                "class.",
-                flow=self.flow.id,
-                stage=step.id,
-                hook="run_logic",
-            )
-        if isinstance(value, Go):
-            return Decided(value)
-        visit = Visit(StepHost(step, self.definition, self.working))
-        if value.content is None:
-            return Decided(value)
-        text = visit._text(value.content, "run_logic")  # pyright: ignore[reportPrivateUsage]
-        spoken = self.flow.get_step(value.target) if isinstance(value, DirectTo) else step
-        if text.strip():
-            self.working.add_message(spoken.get_memory_space(), step.id, DirectMessage(text=text))
-        return Decided(replace(value, content=text), text)
+        return logic(step, await cast("LogicStep", step).run_logic())
 
     async def _run(self, step: Step[Any, Any], visit: Visit) -> Decided:
         """A step that replaced `run`: the whole visit is this unit."""
         step._visit = visit  # pyright: ignore[reportPrivateUsage]
-        visit.routed = cast("Decided | None", None)
         said = self._input(step)
-        content = await step.run(said.text if said else None)
-        decided = visit.routed
-        if decided is not None and not isinstance(decided.decision, Reply):
-            return decided
-        if decided is not None and (content is None or content == decided.shown):
-            return decided
-        if content is None:
-            return Decided(Reply(""))
-        text = visit._text(content, "run")  # pyright: ignore[reportPrivateUsage]
-        results = decided.results if decided else ()
-        visit.answer(text)
-        return Decided(Reply(text, None if isinstance(content, str) else "application/json"), text, results)
+        return visit.returned(await step.run(said.text if said else None))
 
     # -- what a unit came to
 
     async def _apply(self, step: Step[Any, Any], decided: Decided) -> Done | None:
         """Apply a decision in the order of the design: transition, prompt, state, content type, results, message."""
         outcome = decided.decision
-        visit = self.visit if self._same(step) else None
-        target = self._target(step, outcome)
+        target = self.flow.get_step(outcome.target) if isinstance(outcome, (Go, DirectTo)) else None
         if isinstance(outcome, Finish):
             await step.on_exit()
             self.working.mark_completed()
@@ -243,28 +232,22 @@ class FlowMachine:
             await step.on_exit()
             self.working.enter(target.id)
             await target.on_enter()
-        elif target is step and step.is_logic() and isinstance(outcome, Go):
+        elif isinstance(outcome, Go) and step.is_logic():
             raise LogicLoopError(
                 f"{step.id} routes to itself: a logic step leads to another one.", flow=self.flow.id, stage=step.id
             )
         there = target or step
-        if isinstance(outcome, Outcome):
-            attach(self.working, there.id, outcome)
-        if visit is not None:
-            visit.settle_results(decided)
-        if isinstance(outcome, Outcome) and outcome.message is not None:
-            message = as_message(outcome.message)
-            if isinstance(outcome, Go) and there is not step:
-                stamped = msgspec.structs.replace(message, id=message.id or self.working.new_id(there.id))
-                self._arrival(step, there, outcome, stamped)
-                return None
+        attached = decided.outcome
+        if attached is not None:
+            attach(self.working, there.id, attached)
+        settle(self.working, step, decided)
+        message = as_message(attached.message) if attached is not None and attached.message is not None else None
+        if isinstance(outcome, Go) and there is not step:
+            self._arrival(step, there, outcome, message)
+        elif message is not None:
             self.working.add_message(there.get_memory_space(), there.id, message)
         match outcome:
-            case Again():
-                return None
-            case Go():
-                if there is not step:
-                    self._arrival(step, there, outcome, None)
+            case Again() | Go():
                 return None
             case Reply():
                 return Done(outcome.text, outcome.content_type or self._type(step))
@@ -275,22 +258,12 @@ class FlowMachine:
     def _type(self, step: Step[Any, Any]) -> str:
         return step._content_type or self.working.turn.visit.content_type or "text/plain"  # pyright: ignore[reportPrivateUsage]
 
-    def _target(self, step: Step[Any, Any], outcome: Any) -> Step[Any, Any] | None:
-        if not isinstance(outcome, (Go, DirectTo)):
-            return None
-        try:
-            return self.flow.get_step(outcome.target)
-        except FlowDefinitionError as error:
-            raise InvalidOutcomeError(
-                f"An outcome of {step.id} names a stage that {self.flow.id} does not register: {error.message}",
-                flow=self.flow.id,
-                stage=step.id,
-            ) from error
-
     def _arrival(self, step: Step[Any, Any], target: Step[Any, Any], outcome: Go, message: Message | None) -> None:
         content_type = outcome.content_type
         if content_type is None and isinstance(target, TerminateSessionStep):
             content_type = self._type(step)
+        if message is not None and not message.id:
+            message = msgspec.structs.replace(message, id=self.working.new_id(target.id))
         self.working.turn.visit = VisitRecord(
             stage=target.id,
             prior=step.id,

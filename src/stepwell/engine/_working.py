@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,7 +12,8 @@ import msgspec
 
 from stepwell._clock import Clock
 from stepwell._json import deep_merge, json_copy
-from stepwell.errors import HandlerError, HistoryError
+from stepwell._signal import CancelSignal
+from stepwell.errors import HandlerError
 from stepwell.loop import CallScope, VisitState
 from stepwell.messages import (
     AssistantMessage,
@@ -51,7 +51,7 @@ __all__ = ["History", "Scope", "Working"]
 
 StateOp = Literal["save", "merge", "remove"]
 
-_NEVER = threading.Event()
+_NEVER = CancelSignal()
 """Outside of a turn nothing is cancelled."""
 
 _scope: ContextVar[Scope | None] = ContextVar("stepwell_call_scope", default=None)
@@ -64,7 +64,7 @@ class Scope:
     can be applied in call order whatever order the calls ended in.
     """
 
-    __slots__ = ("closed", "messages", "ops", "overlay", "parent", "working")
+    __slots__ = ("closed", "erased", "messages", "ops", "overlay", "parent", "working")
 
     def __init__(self, working: Working, parent: Scope | None) -> None:
         self.working = working
@@ -72,6 +72,7 @@ class Scope:
         self.ops: list[tuple[Any, ...]] = []
         self.overlay: dict[str, JsonObject] = {}
         self.messages: dict[str, list[Message]] = {}
+        self.erased: set[str] = set()
         self.closed = False
 
     @contextmanager
@@ -104,10 +105,14 @@ class Scope:
             scope = scope.parent
         return None
 
-    def staged(self, ns: str) -> list[Message]:
-        """Messages staged for a namespace, oldest first."""
-        before = self.parent.staged(ns) if self.parent else []
-        return before + self.messages.get(ns, [])
+    def view(self, ns: str, before: list[Message]) -> list[Message]:
+        """The messages of a namespace as this call sees them, on top of those from before the batch."""
+        if ns in self.erased:
+            before = []
+        elif self.parent is not None:
+            before = self.parent.view(ns, before)
+        mine = self.messages.get(ns)
+        return [*before, *mine] if mine else before
 
 
 class History:
@@ -184,7 +189,7 @@ class Working:
     def begin(self, observer: TurnStream) -> None:
         """A turn starts on this session."""
         self.observer = observer
-        self.cancelled = threading.Event()
+        self.cancelled = CancelSignal()
         self._transient = {}
         observer.warnings = lambda text, data: self.log("warning", text, data)
 
@@ -236,9 +241,9 @@ class Working:
         """See `Runtime`."""
         history = self.histories.get(ns)
         known = history.messages if history else []
-        staged = [] if (scope := _scope.get()) is None else scope.staged(ns)
-        waiting = history.deferred if history else []
-        return [*known, *waiting, *staged] if staged or waiting else known
+        if history is not None and history.deferred:
+            known = [*known, *history.deferred]
+        return known if (scope := _scope.get()) is None else scope.view(ns, known)
 
     def transient(self, stage: str) -> JsonObject:
         """See `Runtime`."""
@@ -270,6 +275,9 @@ class Working:
         if not message.id:
             message = msgspec.structs.replace(message, id=self.new_id(stage))
         if (scope := _scope.get()) is not None:
+            # What could not be applied later must fail here, where its author sees it.
+            HistoryCheck().add(message)
+            encode_message(message)
             scope.record("message", ns, stage, message)
             scope.messages.setdefault(ns, []).append(message)
             return message
@@ -297,21 +305,29 @@ class Working:
         memory.next += 1
         history.messages.append(message)
 
-    def replace_last(self, ns: str, message: Message) -> None:
+    def replace(self, ns: str, message: Message) -> bool:
         """See `UnitRuntime`."""
-        history = self.histories[ns]
-        position = self.head.memories[ns].next - 1
-        for index, row in enumerate(self._new):
-            if row.ns == ns and row.position == position:
-                self._new[index] = NewMessage(ns, position, encode_message(message))
-                history.messages[-1] = message
-                return
-        raise HistoryError("The newest message is already stored and cannot be replaced.")
+        history, memory = self.histories.get(ns), self.head.memories.get(ns)
+        if history is None or memory is None:
+            return False
+        for index in range(len(history.messages) - 1, -1, -1):
+            if history.messages[index].id == message.id:
+                position = memory.next - len(history.messages) + index
+                break
+        else:
+            return False
+        for row, new in enumerate(self._new):
+            if new.ns == ns and new.position == position:
+                self._new[row] = NewMessage(ns, position, encode_message(message))
+                history.messages[index] = message
+                return True
+        return False
 
     def erase(self, ns: str) -> None:
         """See `Runtime`."""
         if (scope := _scope.get()) is not None:
             scope.record("erase", ns)
+            scope.erased.add(ns)
             scope.messages[ns] = []
             return
         self.cut(ns, 0)
@@ -336,6 +352,14 @@ class Working:
             memory.summary = None
         self._first[ns] = memory.first
         self._new = [row for row in self._new if row.ns != ns or row.position >= memory.first]
+
+    def store_model(self, stage: str, model: JsonObject | None) -> None:
+        """See `Runtime`."""
+        record = self.head.stages.get(stage)
+        if record is None and model is not None:
+            record = self.head.stages[stage] = StageRecord()
+        if record is not None:
+            record.model = model
 
     def mark_completed(self) -> None:
         """See `Runtime`."""

@@ -4,9 +4,10 @@ from stepwell.flow._definition import FlowDefinition, StepDefinition
 from stepwell.flow._flow import Flow, StepTarget
 from stepwell.flow._host import StepHost
 from stepwell.flow._memory import Conversation, FlowMemory, Memory, SummaryRule
+from stepwell.flow._returned import as_message, attach
 from stepwell.flow._runtime import Runtime, UnitRuntime
 from stepwell.flow._step import LogicResult, LogicStep, ResponseResult, Step, TerminateSessionStep
-from stepwell.flow._visit import Again, Decided, Decision, Reply, Visit
+from stepwell.flow._visit import Again, Decided, Decision, Reply, Visit, logic, settle
 
 __all__ = [
     "Again",
@@ -30,4 +31,8 @@ __all__ = [
     "TerminateSessionStep",
     "UnitRuntime",
     "Visit",
+    "as_message",
+    "attach",
+    "logic",
+    "settle",
 ]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from stepwell.errors import FlowDefinitionError
+from stepwell.errors import FlowDefinitionError, LlmSetupError
 from stepwell.flow._flow import FLOW_HOOKS, Flow
+from stepwell.flow._memory import check_namespace
 from stepwell.flow._step import STEP_HOOKS, LogicStep, Step
 from stepwell.messages import JsonObject, JsonValue, Message
-from stepwell.models import LlmType, ToolSchema
+from stepwell.models import LlmType, ModelSelection, ToolSchema
 from stepwell.models.providers import Providers
 from stepwell.stage import OutputSchema, build_tools, overridden, refuse_private_overrides
 from stepwell.tools import Handler, ToolDefinition, ToolTable
@@ -31,6 +32,7 @@ class StepDefinition:
             raise FlowDefinitionError(
                 f"{step.id} says is_logic but is no LogicStep: derive it from LogicStep.", flow=flow.id, stage=step.id
             )
+        check_namespace(step.get_memory_space(), flow=flow.id, stage=step.id)
         self.table: ToolTable = build_tools(step, flow.id)
         self.tools = flow.tools
         spec = step.struct_output_schema()
@@ -98,8 +100,7 @@ class FlowDefinition:
         providers: To check models with; `None` leaves that out (drawing, listing).
 
     Raises:
-        FlowDefinitionError: Naming flow, step and tool.
-        LlmSetupError: A model that cannot be called; only with `providers`.
+        FlowDefinitionError: Naming flow, step and tool; with `providers` also for a model that cannot be called.
     """
 
     def __init__(self, cls: type[Flow], providers: Providers | None = None) -> None:
@@ -133,8 +134,38 @@ class FlowDefinition:
         self.initial = probe._initial().id  # pyright: ignore[reportPrivateUsage]
         self.model = probe.get_model_selection()
         if providers is not None:
-            for selection in {self.model, *(step.get_model_selection() for step in steps if not step.is_logic())}:
-                providers.validate(selection)
+            self._check_model(self.model, None, providers)
+            for step in steps:
+                if not step.is_logic() and step.get_model_selection() != self.model:
+                    self._check_model(step.get_model_selection(), step.id, providers)
+
+    def of(self, flow: Flow) -> Sequence[Step[Any, Any]]:
+        """The registered steps of one of this class's flow objects.
+
+        Raises:
+            FlowDefinitionError: One was not there when the class was registered.
+        """
+        steps = tuple(flow._by_class.values())  # pyright: ignore[reportPrivateUsage]
+        for step in steps:
+            if type(step) not in self.steps:
+                raise FlowDefinitionError(
+                    f"{self.id} registers {step.id} only now: define_steps names every step whatever the context; "
+                    "initial_step and outcomes say which comes when.",
+                    flow=self.id,
+                    stage=step.id,
+                )
+        return steps
+
+    def _check_model(self, selection: ModelSelection, stage: str | None, providers: Providers) -> None:
+        try:
+            providers.validate(selection)
+        except LlmSetupError as error:
+            raise FlowDefinitionError(
+                f"The model of {stage or self.id} cannot be called: {error.message}",
+                flow=self.id,
+                stage=stage,
+                model=selection.id,
+            ) from error
 
     def _check_ids(self, probe: Flow) -> None:
         for name in probe._steps:  # pyright: ignore[reportPrivateUsage]
@@ -207,6 +238,9 @@ class _Probe:
 
     def stored_model(self, stage: str) -> JsonObject | None:
         return None
+
+    def store_model(self, stage: str, model: JsonObject | None) -> None:
+        raise self._no()
 
     def mark_completed(self) -> None:
         raise self._no()

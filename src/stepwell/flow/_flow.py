@@ -9,7 +9,7 @@ from stepwell._json import json_copy, read_path
 from stepwell.errors import FlowDefinitionError
 from stepwell.flow._memory import Conversation, FlowMemory, Memory, conversation
 from stepwell.flow._runtime import Runtime
-from stepwell.flow._step import Step, TerminateSessionStep, checked_patch, read_state
+from stepwell.flow._step import MISSING, Step, TerminateSessionStep, checked_patch, read_state
 from stepwell.loop import (
     DEFAULT_POLICY,
     CallPolicy,
@@ -78,14 +78,22 @@ class Flow:
         if "id" not in vars(cls):
             cls.id = cls.__name__
 
+    memory: FlowMemory
+    """What applies to whole namespaces, such as `enable_summary`."""
+
+    _runtime: Runtime | None
+    _steps: dict[str, Step[Any, Any]]
+    _by_class: dict[type[Step[Any, Any]], Step[Any, Any]]
+    _selection: ModelSelection | None
+    _policy: CallPolicy | None
+
     def __init__(self) -> None:
-        self._runtime: Runtime | None = None
-        self._steps: dict[str, Step[Any, Any]] = {}
-        self._by_class: dict[type[Step[Any, Any]], Step[Any, Any]] = {}
-        self._selection: ModelSelection | None = None
-        self._policy: CallPolicy | None = None
+        self._runtime = None
+        self._steps = {}
+        self._by_class = {}
+        self._selection = None
+        self._policy = None
         self.memory = FlowMemory()
-        """What applies to whole namespaces, such as `enable_summary`."""
 
     # -- hooks
 
@@ -193,7 +201,8 @@ class Flow:
 
     def get_context(self, path: str | Sequence[str | int] = (), default: Any = None) -> Any:
         """Read a copy of the context: `config...` is what the first turn's caller gave."""
-        return json_copy(read_path(self._bound.context, path, default))
+        found = read_path(self._bound.context, path, MISSING)
+        return default if found is MISSING else json_copy(found)
 
     def get_memory(self, ns: str) -> Memory:
         """The messages of a namespace."""

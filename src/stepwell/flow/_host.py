@@ -32,7 +32,6 @@ class StepHost:
         self.ns = step.get_memory_space()
         self.stage_id = step.id
         self.policy = step.get_llm_call_policy()
-        self.selection = step.get_model_selection()
         self.stream_mode: StreamMode = step.stream_mode or flow.stream_mode
         self.stream_partial_objects = _first(step.stream_partial_objects, flow.stream_partial_objects)
         self.parallel_tools = _first(step.parallel_tools, flow.parallel_tools)
@@ -44,6 +43,11 @@ class StepHost:
         self.step_id = runtime.step_id
         self.conversation = runtime.session_id
         self.cancelled = runtime.cancelled
+
+    @property
+    def selection(self) -> ModelSelection:
+        """The step's model now: a hook may have chosen another."""
+        return self.step.get_model_selection()
 
     def prompt(self) -> str | None:
         """The system prompt, with the summary of what was compacted."""

@@ -17,15 +17,22 @@ _NAMESPACE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,127}\Z")
 _REFUSED = frozenset({"__proto__", "constructor", "prototype"})
 
 
-def check_namespace(ns: str) -> str:
+def check_namespace(ns: str, **ids: str) -> str:
     """Return `ns`.
+
+    Args:
+        ns: The name.
+        **ids: Whose it is, for the error.
 
     Raises:
         FlowDefinitionError: It is not a memory namespace.
     """
     if not _NAMESPACE.match(ns) or ns in _REFUSED:
+        whose = f" (step {ids['stage']} of {ids['flow']})" if "stage" in ids else ""
         raise FlowDefinitionError(
-            f"{ns!r} is not a memory namespace: use a letter, then letters, digits, _ and -, at most 128 in all."
+            f"{ns!r} is not a memory namespace{whose}: use a letter, then letters, digits, _ and -, at most 128 in "
+            "all; use_memory names another.",
+            **ids,
         )
     return ns
 

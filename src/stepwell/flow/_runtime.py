@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from stepwell._clock import Clock
+from stepwell._signal import CancelSignal
 from stepwell.loop import CallScope, LoopObserver, VisitState
 from stepwell.messages import JsonObject, JsonValue, Message, ToolCall, Usage
 from stepwell.models import LlmType, ModelGateway, ModelSelection
@@ -68,6 +68,10 @@ class Runtime(Protocol):
         """The model override stored with a stage."""
         ...
 
+    def store_model(self, stage: str, model: JsonObject | None) -> None:
+        """Store a stage's model override, or that there is none."""
+        ...
+
     def mark_completed(self) -> None:
         """The session is completed with this turn."""
         ...
@@ -125,7 +129,7 @@ class UnitRuntime(Runtime, Protocol):
         ...
 
     @property
-    def cancelled(self) -> threading.Event:
+    def cancelled(self) -> CancelSignal:
         """Set once the turn is cancelled."""
         ...
 
@@ -157,8 +161,8 @@ class UnitRuntime(Runtime, Protocol):
         """The calls of the newest reply that have no result yet."""
         ...
 
-    def replace_last(self, ns: str, message: Message) -> None:
-        """Replace the newest, not yet committed message."""
+    def replace(self, ns: str, message: Message) -> bool:
+        """Replace the message with this id, if it is not committed yet. `False`: it is not there."""
         ...
 
     def new_id(self, stage: str) -> str:

@@ -58,6 +58,13 @@ class Step(Stage, Generic[OutputT, StateT]):
         flow: The flow it belongs to.
     """
 
+    _flow: Flow
+    _ns: str | None
+    _override: ModelSelection | None
+    _content_type: str | None
+    _policy: CallPolicy | None
+    _visit: Visit | None
+
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
         self._ns: str | None = None
@@ -80,14 +87,31 @@ class Step(Stage, Generic[OutputT, StateT]):
         return self._ns or self.id
 
     def use_memory(self, ns: str) -> Self:
-        """Share the messages of namespace `ns`. At registration, in `define_steps`."""
-        self._ns = check_namespace(ns)
+        """Share the messages of namespace `ns`. At registration, in `define_steps`.
+
+        Raises:
+            FlowDefinitionError: It is not a memory namespace.
+        """
+        self._ns = check_namespace(ns, flow=self._flow.id, stage=self.id)
         return self
 
     def use_model(self, selection: ModelSelection | str) -> Self:
-        """Use another model in this step; parameters are merged over the flow's where the model is the same."""
+        """Use another model in this step; parameters are merged over the flow's where the model is the same.
+
+        At registration, or later from a hook: then it counts from the next round on. The choice is stored with the
+        session, unless it comes to the flow's own model, and stays until another is made.
+        """
         self._override = ModelSelection.parse(selection)
+        if self._flow._by_class.get(type(self)) is self:  # pyright: ignore[reportPrivateUsage]
+            self._keep_model()
         return self
+
+    def _keep_model(self) -> None:
+        """Store the override that was chosen, if it is one."""
+        if self._override is not None:
+            chosen = self.get_model_selection()
+            is_flows = chosen == self._flow.get_model_selection()
+            self._runtime.store_model(self.id, None if is_flows else chosen.to_json())
 
     # -- hooks
 
@@ -117,7 +141,7 @@ class Step(Stage, Generic[OutputT, StateT]):
         if message is not None:
             return message
         last = self.get_memory().last
-        if last is None or last.stage != self.id:
+        if last is None or last.stage not in (self.id, *self.aliases):
             return UserMessage(content=START, by="code")
         return None
 
@@ -186,7 +210,8 @@ class Step(Stage, Generic[OutputT, StateT]):
         self._runtime.write_state(self.id, "merge", checked_patch(patch, self.id))
 
     def remove_state(self, key: str) -> None:
-        """Remove a top-level key; harmless if it is not there."""
+        """Remove a top-level key; harmless if it is not there. Keys that start with `_` are the framework's."""
+        check_key(key, self.id)
         self._runtime.write_state(self.id, "remove", key)
 
     def save_transient_state(self, patch: Mapping[str, Any]) -> None:
@@ -241,7 +266,7 @@ class Step(Stage, Generic[OutputT, StateT]):
     def content_type(self, value: str) -> None:
         self._content_type = value
 
-    def get_context(self, path: str = "", default: Any = None) -> Any:
+    def get_context(self, path: str | Sequence[str | int] = (), default: Any = None) -> Any:
         """Read the session's context; see `Flow.get_context`."""
         return self._flow.get_context(path, default)
 
@@ -275,17 +300,26 @@ def checked_patch(patch: Any, stage: str) -> JsonObject:
             f"State of {stage} is saved from a mapping, not from {type(patch).__name__}.", stage=stage
         )
     for key in cast("Mapping[Any, Any]", patch):
-        if str(key).startswith("_"):
-            raise InvalidOutcomeError(
-                f"State key {key!r} of {stage} starts with an underscore: those are the framework's.", stage=stage
-            )
+        check_key(str(key), stage)
     return cast("JsonObject", json_copy(patch))
+
+
+def check_key(key: str, stage: str) -> None:
+    """Refuse a state key that is the framework's.
+
+    Raises:
+        InvalidOutcomeError: It starts with an underscore.
+    """
+    if key.startswith("_"):
+        raise InvalidOutcomeError(
+            f"State key {key!r} of {stage} starts with an underscore: those are the framework's.", stage=stage
+        )
 
 
 def read_state(state: JsonObject, path: str | Sequence[str | int], type_: Any, default: Any, stage: str) -> Any:
     """Read a copy of state by path."""
-    found = read_path(state, path, _MISSING)
-    if found is _MISSING:
+    found = read_path(state, path, MISSING)
+    if found is MISSING:
         return default
     if type_ is None:
         return json_copy(found)
@@ -297,7 +331,8 @@ def read_state(state: JsonObject, path: str | Sequence[str | int], type_: Any, d
         ) from error
 
 
-_MISSING = object()
+MISSING = object()
+"""Nothing is there; `None` may be a value."""
 
 
 class LogicStep(Step[OutputT, StateT]):

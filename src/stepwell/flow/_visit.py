@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import msgspec
 
-from stepwell._json import json_copy
-from stepwell.errors import InvalidOutcomeError, NonJsonValueError
+from stepwell.errors import InvalidOutcomeError
 from stepwell.flow._host import StepHost
-from stepwell.loop import Accepted, Batch, Terminal, run_round
+from stepwell.flow._returned import TOOL, as_message, attach, checked, json_text
+from stepwell.flow._runtime import UnitRuntime
+from stepwell.flow._step import Step
+from stepwell.loop import Accepted, Batch, Ran, Terminal, run_round
 from stepwell.messages import AssistantMessage, DirectMessage, JsonValue, Message, ToolCall, ToolResult, UserMessage
 from stepwell.models import Candidate
 from stepwell.outcomes import Cleanup, Direct, DirectTo, Finish, Go, Outcome, Stay
 
-__all__ = ["Again", "Decision", "Reply", "Visit"]
+__all__ = ["Again", "Decided", "Decision", "Reply", "Visit", "conclude", "logic", "settle"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +48,46 @@ class Decided:
         shown: What the unit shows, whole.
         results: Tool results that are recorded after the transition.
         attachments: Model-visible messages behind them.
+        answer: What code answers instead of the model, behind those.
+        ns: Where `answer` is recorded, if not with the stage.
+        here: The outcome behind a `Reply`: what it attaches belongs to the stage itself.
+        reply: Id of the stored message that says what is shown, if there is one.
     """
 
     decision: Decision
     shown: str = ""
     results: Sequence[ToolResult] = ()
     attachments: Sequence[Message | str] = ()
+    answer: DirectMessage | None = None
+    ns: str | None = None
+    here: Direct | None = None
+    reply: str | None = None
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The outcome whose attachments are to be applied."""
+        return self.decision if isinstance(self.decision, Outcome) else self.here
 
 
 class Visit:
-    """Runs the units of one visit of `host.step`. `batch` stays readable when a unit fails."""
+    """Runs the units of one visit of `host.step`.
 
-    def __init__(self, host: StepHost) -> None:
+    Args:
+        host: The step.
+        cleanups: What handlers asked to be awaited; those of an earlier visit of the turn, whose attachments no model
+            has seen yet.
+
+    Attributes:
+        batch: Stays readable when a unit fails.
+    """
+
+    def __init__(self, host: StepHost, cleanups: list[Cleanup]) -> None:
         self.host = host
         self.step = host.step
         self.runtime = host.runtime
         self.batch: Batch | None = None
-        self.cleanups: list[Cleanup] = []
+        self.cleanups = cleanups
+        self._routed: Decided | None = None
         self._unit = ""
         self._calls = 0
 
@@ -118,75 +143,47 @@ class Visit:
     async def _responded(self, candidate: Candidate, message: AssistantMessage | None) -> Decided:
         """Ask `on_response` and apply what it says about the text."""
         built = self.host.built
-        structured = built.output is not None
-        result: Any = candidate.object if structured and candidate.object is not None else candidate.text
-        if message is None:
-            result = None
-        default = _json_text(candidate.object) if structured and candidate.object is not None else candidate.text
-        value = await self.step.on_response(result) if "on_response" in built.hooks else None
-        value = self._outcome(value, "on_response")
-        if value is None or value == default:
-            content_type = "application/json" if structured and candidate.object is not None else None
-            return Decided(Reply(default, content_type), default)
-        if isinstance(value, str):
-            return self._replaced(message, value, None)
+        parsed = candidate.object if built.output is not None else None
+        default = candidate.text if parsed is None else json_text(parsed)
+        value: Any = None
+        if "on_response" in built.hooks:
+            result: Any = None if message is None else candidate.text if parsed is None else parsed
+            value = checked(self.step, "on_response", await self.step.on_response(result))
+        kept = message.id if message else None
         match value:
-            case Direct():
-                text = self._text(value.content, "on_response")
-                self._apply_here(value)
-                return self._replaced(message, text, value.content_type or _type_of(value.content))
+            case None:
+                return Decided(Reply(default, None if parsed is None else "application/json"), default, reply=kept)
             case Go():
-                return Decided(value, default)
-            case DirectTo():
-                text = self._text(value.content, "on_response")
-                replaced = self._replaced(message, text, None)
-                return Decided(replace(value, content=text), replaced.shown)
-            case Finish(content=None):
-                return Decided(replace(value, content=default), default)
-            case Finish():
-                text = self._text(value.content, "on_response")
-                replaced = self._replaced(message, text, None)
-                return Decided(_typed(replace(value, content=text), value.content), replaced.shown)
+                return Decided(value, default, reply=kept)
+            case DirectTo(content=None) | Finish(content=None):
+                return Decided(replace(value, content=default), default, reply=kept)
             case _:
-                raise self._illegal("on_response", value)
+                return self._instead(self._answered(value), kept)
 
-    def _replaced(self, message: AssistantMessage | None, text: str, content_type: str | None) -> Decided:
-        """Code's text instead of the model's, on every screen and in history."""
-        if text.strip():
-            direct = DirectMessage(text=text, content_type=content_type or "text/plain")
-            if message is None:
-                self.runtime.add_message(self.host.ns, self.step.id, direct)
-            else:
-                self.runtime.replace_last(self.host.ns, replace_id(direct, message.id))
-        return Decided(Reply(text, content_type), text)
+    def _answered(self, value: Any) -> Decided:
+        """Text, or an outcome with content, as code's answer."""
+        if isinstance(value, str):
+            return Decided(Reply(value), value, answer=_direct(value, None))
+        text = value.content or ""
+        decision = Reply(text, value.content_type) if isinstance(value, Direct) else value
+        here = value if isinstance(value, Direct) else None
+        return Decided(decision, text, answer=_direct(text, value.content_type), here=here)
+
+    def _instead(self, decided: Decided, kept: str | None) -> Decided:
+        """Put code's answer where the model's is stored, in this unit; otherwise it is appended."""
+        if decided.answer is not None and kept is not None:
+            answer = msgspec.structs.replace(decided.answer, id=kept)
+            if self.runtime.replace(self.host.ns, answer):
+                decided.answer, decided.reply = None, kept
+        return decided
 
     def _terminal(self, terminal: Terminal) -> Decided:
         """A failure hook decided: its text or outcome, under the same step, so it replaces what was shown."""
-        value = self._outcome(terminal.value, terminal.hook)
-        match value:
-            case str():
-                return self._answer(value, None)
-            case Direct():
-                self._apply_here(value)
-                return self._answer(
-                    self._text(value.content, terminal.hook), value.content_type or _type_of(value.content)
-                )
-            case Go():
-                return Decided(value)
-            case DirectTo() | Finish():
-                if value.content is None:
-                    return Decided(value)
-                text = self._text(value.content, terminal.hook)
-                self._answer(text, None)
-                return Decided(_typed(replace(value, content=text), value.content), text)
-            case _:
-                raise self._illegal(terminal.hook, value)
+        value = checked(self.step, terminal.hook, terminal.value)
+        return self._decided(value)
 
-    def _answer(self, text: str, content_type: str | None) -> Decided:
-        if text.strip():
-            message = DirectMessage(text=text, content_type=content_type or "text/plain")
-            self.runtime.add_message(self.host.ns, self.step.id, message)
-        return Decided(Reply(text, content_type), text)
+    def _decided(self, value: Any) -> Decided:
+        return Decided(value) if isinstance(value, Go) else self._answered(value)
 
     # -- a batch of tool calls
 
@@ -195,58 +192,54 @@ class Visit:
         self.batch = Batch(self.host, calls)
         done = await self.batch.run()
         for ran in done.ran:
+            self._check(ran)
+        for ran in done.ran:
             if ran.scope is not None:
                 self.runtime.apply(ran.scope)
             if type(ran.outcome) is Stay:
-                self._apply_here(ran.outcome)
-        attachments = [message for ran in done.ran for message in ran.outcome.messages]
+                conclude(self.runtime, self.step, ran.outcome)
+        chosen = checked(self.step, TOOL, done.outcome)
+        decided = Decided(Again()) if isinstance(chosen, Stay) else self._decided(chosen)
+        decided.results = [ran.result for ran in done.ran]
+        decided.attachments = [message for ran in done.ran for message in ran.outcome.messages]
         self.cleanups.extend(fn for ran in done.ran for fn in ran.outcome.cleanup)
-        outcome = done.outcome
-        decided = Decided(Again(), "", [ran.result for ran in done.ran], attachments)
-        match outcome:
-            case Direct():
-                text = self._text(outcome.content, "a tool handler")
-                decided.decision = Reply(text, outcome.content_type or _type_of(outcome.content))
-                decided.shown = text
-                self._apply_here(outcome)
-            case Go():
-                decided.decision = outcome
-            case DirectTo() | Finish():
-                text = None if outcome.content is None else self._text(outcome.content, "a tool handler")
-                decided.decision = _typed(replace(outcome, content=text), outcome.content)
-                decided.shown = text or ""
-            case _:
-                pass
         return decided
 
-    def settle_results(self, decided: Decided) -> None:
-        """Record results, then attachments, then code's answer; after the transition's hooks."""
-        for result in decided.results:
-            self.runtime.add_message(self.host.ns, self.step.id, result)
-        for attachment in decided.attachments:
-            self.runtime.add_message(self.host.ns, self.step.id, as_message(attachment))
-        if self.batch is not None and decided.shown.strip():
-            content_type = getattr(decided.decision, "content_type", None) or "text/plain"
-            message = DirectMessage(text=decided.shown, content_type=content_type)
-            self.runtime.add_message(self.host.ns, self.step.id, message)
-
-    def answer(self, text: str) -> None:
-        """Code's answer instead of the model's, if there was one in this unit."""
-        last = self.step.get_memory().last
-        if isinstance(last, AssistantMessage) and not last.calls and self.routed is not None:
-            self._replaced(last, text, None)
-        elif text.strip():
-            self.runtime.add_message(self.host.ns, self.step.id, DirectMessage(text=text))
+    def _check(self, ran: Ran) -> None:
+        """An outcome that is not legal fails the turn, and nothing of its call counts."""
+        try:
+            checked(self.step, TOOL, ran.outcome, ran.call.name)
+        except InvalidOutcomeError:
+            self.cleanups.extend(ran.outcome.cleanup)
+            ran.scope = None
+            ran.result = self.host.result(ran.call, {"error": "The tool failed: InvalidOutcomeError"}, "error")
+            raise
 
     async def clean_up(self) -> None:
-        """Await what handlers asked for; on every path."""
+        """Await what handlers asked for, all of it; on every path.
+
+        Raises:
+            Exception: The first that one of them raised, after the others.
+        """
+        first: Exception | None = None
         while self.cleanups:
-            await self.cleanups.pop(0)()
+            try:
+                await self.cleanups.pop(0)()
+            except Exception as error:  # noqa: BLE001 - raised below: one that fails must not keep the others waiting
+                first = first or error
+        if first is not None:
+            raise first
 
     # -- all of it in one unit
 
     async def run(self, user_message: str | None) -> JsonValue:
-        """The whole visit at once, for a step that overrides `run`."""
+        """The loop of a step that overrides `run`: until it replies or routes."""
+        if self._routed is not None:
+            if not isinstance(self._routed.decision, Reply):
+                return None  # the stage has routed: what else `run` does comes too late
+            settle(self.runtime, self.step, self._routed)
+            conclude(self.runtime, self.step, self._routed.here)
+            self._routed = None
         if user_message and user_message.strip():
             last = self.step.get_memory().last
             if not (isinstance(last, UserMessage) and last.text == user_message):
@@ -255,87 +248,57 @@ class Visit:
             calls = self.runtime.open_calls(self.host.ns)
             decided = await (self.tools(calls) if calls else self.reply())
             if not isinstance(decided.decision, Again):
-                self.routed = decided
+                self._routed = decided
                 return decided.shown if isinstance(decided.decision, Reply) else None
-            self.settle_results(decided)
+            settle(self.runtime, self.step, decided)
             self.batch = None
 
-    routed: Decided | None = None
+    def returned(self, content: JsonValue) -> Decided:
+        """What an overridden `run` came to: where it routed, or the content it returned."""
+        decided, self._routed = self._routed, None
+        if decided is not None and (
+            not isinstance(decided.decision, Reply) or content is None or content == decided.shown
+        ):
+            return decided
+        if content is None:
+            return Decided(Reply(""))
+        answered = self._answered(checked(self.step, "run", Direct(content)))
+        answered.here = None
+        if decided is None:
+            return answered
+        answered.results, answered.attachments, answered.here = decided.results, decided.attachments, decided.here
+        return self._instead(answered, decided.reply)
 
-    # -- small things
 
-    def _apply_here(self, outcome: Outcome) -> None:
-        """What an outcome without a destination attaches belongs to this stage."""
-        attach(self.runtime, self.step.id, outcome)
+def settle(runtime: UnitRuntime, step: Step[Any, Any], decided: Decided) -> None:
+    """Record results, then attachments, then code's answer; after the transition's hooks."""
+    ns = step.get_memory_space()
+    for result in decided.results:
+        runtime.add_message(ns, step.id, result)
+    for attachment in decided.attachments:
+        runtime.add_message(ns, step.id, as_message(attachment))
+    if decided.answer is not None:
+        runtime.add_message(decided.ns or ns, step.id, decided.answer)
+
+
+def conclude(runtime: UnitRuntime, step: Step[Any, Any], outcome: Outcome | None) -> None:
+    """Apply what an outcome without a destination attaches: it belongs to the stage itself."""
+    if outcome is not None:
+        attach(runtime, step.id, outcome)
         if outcome.message is not None:
-            self.runtime.add_message(self.host.ns, self.step.id, as_message(outcome.message))
-
-    def _outcome(self, value: Any, hook: str) -> Any:
-        """What a hook returned, with a stage class as `Go`, and without what belongs to tool handlers only."""
-        if self.host.is_outcome_target(value):
-            return Go(value)
-        if isinstance(value, Outcome) and (value.feedback is not None or value.messages or value.cleanup):
-            raise InvalidOutcomeError(
-                f"{hook} of {self.step.id} returned a {type(value).__name__} with tool feedback, attachments or a "
-                "cleanup: only tool handlers may.",
-                stage=self.step.id,
-                hook=hook,
-            )
-        return value
-
-    def _text(self, content: JsonValue, hook: str) -> str:
-        if isinstance(content, str):
-            return content
-        try:
-            return _json_text(json_copy(content))
-        except NonJsonValueError as error:
-            raise InvalidOutcomeError(
-                f"The content that {hook} of {self.step.id} returned is not JSON ({error.path or 'the whole'}).",
-                stage=self.step.id,
-                hook=hook,
-            ) from error
-
-    def _illegal(self, hook: str, value: Any) -> InvalidOutcomeError:
-        return InvalidOutcomeError(
-            f"{hook} of {self.step.id} returned a {type(value).__name__}, which is not legal there: see the table of "
-            "outcomes.",
-            stage=self.step.id,
-            hook=hook,
-        )
+            runtime.add_message(step.get_memory_space(), step.id, as_message(outcome.message))
 
 
-def attach(runtime: Any, stage: str, outcome: Outcome) -> None:
-    """Write an outcome's prompt and state into a stage."""
-    from stepwell.flow._step import checked_patch
-
-    if outcome.prompt is not None:
-        runtime.write_state(stage, "save", {"_prompt": outcome.prompt})
-    if outcome.state is not None:
-        runtime.write_state(stage, "save", checked_patch(outcome.state, stage))
-
-
-def as_message(value: Message | str) -> Message:
-    """Text becomes a user message by code."""
-    return UserMessage(content=value, by="code") if isinstance(value, str) else value
+def logic(step: Step[Any, Any], value: Any) -> Decided:
+    """What `run_logic` returned. A logic step has no conversation: what it says goes to the destination's."""
+    value = checked(step, "run_logic", value)
+    if isinstance(value, Go):
+        return Decided(value)
+    spoken = step.flow.get_step(value.target) if isinstance(value, DirectTo) else step
+    text = value.content or ""
+    return Decided(value, text, answer=_direct(text, value.content_type), ns=spoken.get_memory_space())
 
 
-def replace_id(message: DirectMessage, message_id: str) -> DirectMessage:
-    """The message under another id."""
-    return msgspec.structs.replace(message, id=message_id)
-
-
-def _json_text(value: Any) -> str:
-    if hasattr(value, "model_dump_json"):
-        return cast("str", value.model_dump_json())
-    return msgspec.json.encode(value).decode()
-
-
-def _type_of(content: JsonValue) -> str | None:
-    return None if isinstance(content, str) else "application/json"
-
-
-def _typed(outcome: Any, content: JsonValue) -> Any:
-    """Objects are JSON unless the outcome says otherwise."""
-    if outcome.content_type is None and content is not None and not isinstance(content, str):
-        return replace(outcome, content_type="application/json")
-    return outcome
+def _direct(text: str, content_type: str | None) -> DirectMessage | None:
+    """The record of code's answer; an empty one is none."""
+    return DirectMessage(text=text, content_type=content_type or "text/plain") if text.strip() else None
