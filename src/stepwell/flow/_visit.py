@@ -149,6 +149,7 @@ class Visit:
         if "on_response" in built.hooks:
             result: Any = None if message is None else candidate.text if parsed is None else parsed
             value = checked(self.step, "on_response", await self.step.on_response(result))
+            value = None if value == default else value
         kept = message.id if message else None
         match value:
             case None:
@@ -190,7 +191,11 @@ class Visit:
     async def tools(self, calls: Sequence[ToolCall]) -> Decided:
         """Run the calls of the accepted reply; writes are applied in call order, results follow the transition."""
         self.batch = Batch(self.host, calls)
-        done = await self.batch.run()
+        try:
+            done = await self.batch.run()
+        finally:
+            for ran in self.batch.finished.values():
+                self.cleanups.extend(ran.outcome.cleanup)
         for ran in done.ran:
             self._check(ran)
         for ran in done.ran:
@@ -202,7 +207,6 @@ class Visit:
         decided = Decided(Again()) if isinstance(chosen, Stay) else self._decided(chosen)
         decided.results = [ran.result for ran in done.ran]
         decided.attachments = [message for ran in done.ran for message in ran.outcome.messages]
-        self.cleanups.extend(fn for ran in done.ran for fn in ran.outcome.cleanup)
         return decided
 
     def _check(self, ran: Ran) -> None:
@@ -210,7 +214,6 @@ class Visit:
         try:
             checked(self.step, TOOL, ran.outcome, ran.call.name)
         except InvalidOutcomeError:
-            self.cleanups.extend(ran.outcome.cleanup)
             ran.scope = None
             ran.result = self.host.result(ran.call, {"error": "The tool failed: InvalidOutcomeError"}, "error")
             raise

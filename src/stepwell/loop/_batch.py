@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ import anyio
 import anyio.to_thread
 
 from stepwell._json import json_copy
+from stepwell._signal import CancelSignal
 from stepwell.errors import (
     ConflictingOutcomesError,
     HandlerError,
@@ -188,7 +188,9 @@ class Batch:
         finally:
             scope.close()
         for index, call in enumerate(self.calls):
-            self._done(Ran(call, host.result(call, content, "ok"), outcome, scope if index == 0 else None))
+            result = host.result(call, content, "ok")
+            # One outcome for all: the first call carries it, or what it attaches would count once per call.
+            self._done(Ran(call, result, outcome, scope) if index == 0 else Ran(call, result, Stay()))
 
     def _context(self, call: ToolCall, timeout: float | None) -> ToolContext:
         host = self.host
@@ -224,7 +226,7 @@ class Batch:
             tool=name,
         )
 
-    async def _body(self, handler: Handler, body: Callable[..., Any], cancelled: threading.Event) -> Any:
+    async def _body(self, handler: Handler, body: Callable[..., Any], cancelled: CancelSignal) -> Any:
         try:
             if handler.is_async:
                 return await body()
