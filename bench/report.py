@@ -22,6 +22,7 @@ class Figure:
 
     key: str
     title: str
+    unit: str
     bench: str
     read: Callable[[Result], float | None]
 
@@ -41,18 +42,18 @@ def _growth(result: Result) -> float | None:
 
 
 FIGURES = (
-    Figure("one_turn", "one turn, µs", "one_turn", lambda r: r["p50_us"]),
-    Figure("conv3", "3 stages, 3 tools, µs", "conv3", lambda r: r["p50_us"]),
-    Figure("stream", "stream, µs per token", "stream", lambda r: r["per_token_net_us"]),
-    Figure("persist", "3 stages stored, µs", "persist", lambda r: r["p50_us"]),
-    Figure("bytes", "bytes of that session", "persist", lambda r: r["bytes_per_session"]),
-    Figure("turn_1000", "turn 1,000, µs", "growth", _turn("1000")),
-    Figure("stored_1000", "1,000 turns, KB", "growth", _stored),
-    Figure("fanout", "fan-out of 100, µs", "fanout", lambda r: r["p50_us"]),
-    Figure("alloc", "3 stages, peak KiB", "alloc", lambda r: r["conv3_peak_kib"]),
+    Figure("one_turn", "one turn", "µs", "one_turn", lambda r: r["p50_us"]),
+    Figure("conv3", "3 stages", "µs", "conv3", lambda r: r["p50_us"]),
+    Figure("stream", "token", "µs", "stream", lambda r: r["per_token_net_us"]),
+    Figure("persist", "3 stages, stored", "µs", "persist", lambda r: r["p50_us"]),
+    Figure("bytes", "its size", "bytes", "persist", lambda r: r["bytes_per_session"]),
+    Figure("turn_1000", "turn 1,000", "µs", "growth", _turn("1000")),
+    Figure("stored_1000", "1,000 turns", "KB", "growth", _stored),
+    Figure("fanout", "fan-out", "µs", "fanout", lambda r: r["p50_us"]),
+    Figure("alloc", "3 stages, peak", "KiB", "alloc", lambda r: r["conv3_peak_kib"]),
 )
-IMPORT = Figure("import", "import, ms", "import", lambda r: r["import_ms"])
-GROWTH = Figure("growth", "turn 1,000 against turn 10", "growth", _growth)
+IMPORT = Figure("import", "import", "ms", "import", lambda r: r["import_ms"])
+GROWTH = Figure("growth", "turn 1,000 : turn 10", "x", "growth", _growth)
 BY_KEY = {figure.key: figure for figure in (*FIGURES, IMPORT, GROWTH)}
 
 
@@ -139,7 +140,8 @@ def print_report(report: dict[str, Any], console: Console) -> None:
         console.print(_table("Times stepwell: above 1, stepwell takes less", medians, "stepwell"))
     console.print(
         "bare: a hand-written asyncio loop that does the minimum. stepwell: sessions stay warm between turns (the "
-        "default). stepwell_cold: every turn loads its session from the store, as the peers do."
+        "default). stepwell_cold: every turn loads its session from the store, as the peers do. pydantic_ai_direct: "
+        "model requests only, no agent."
     )
     for name, turn in report["growth_stopped_at_turn"].items():
         console.print(f"{name} was stopped at turn {turn} of 1,000: out of time.")
@@ -172,11 +174,11 @@ def _bars(report: dict[str, Any]) -> Table:
 def _table(title: str, medians: dict[str, dict[str, float]], base: str | None) -> Table:
     shown = [figure for figure in FIGURES if any(figure.key in found for found in medians.values())]
     table = Table(title=title, title_justify="left")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for figure in shown:
-        table.add_column(figure.title if base is None else figure.title.partition(", ")[0], justify="right")
+        table.add_column(f"{figure.title}, {figure.unit}" if base is None else figure.title, justify="right")
     for name, found in medians.items():
-        if name == base:
+        if name == base or (name == "bare" and base is not None):
             continue
         cells = (_cell(found.get(f.key), None if base is None else medians[base].get(f.key), base) for f in shown)
         table.add_row(name, *cells)

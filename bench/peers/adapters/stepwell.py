@@ -1,6 +1,6 @@
-"""Stepwell: the work of `common.py` as flows on an engine, configured as a user would by default.
+"""Stepwell: the work of `common.py` as flows on an engine, configured as by default.
 
-* `one_turn`, `conv3`, `stream`: memory store. `conv3_persist`, `chat_turn`: an SQLite file, synchronous NORMAL, a commit
+* `one_turn`, `conv3`, `stream`: memory store. `conv3_persist`, `chat_turn`: an SQLite file (NORMAL), a commit
   per unit. No telemetry, no listener, no channel.
 * Three stages share one memory, so the history flows through; each hands the cursor on with its answer
   (`direct_to`), so that the next message starts in the next stage: 6 model calls and 3 tool calls, 12 commits.
