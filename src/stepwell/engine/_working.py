@@ -330,6 +330,8 @@ class Working:
             scope.erased.add(ns)
             scope.messages[ns] = []
             return
+        if (history := self.histories.get(ns)) is not None:
+            history.deferred.clear()
         self.cut(ns, 0)
 
     def cut(self, ns: str, keep: int) -> None:
