@@ -64,7 +64,7 @@ def json_copy(value: Any, path: str = "", depth: int = 0) -> Any:
         items: list[Any] = []
         # A loop, one frame a level: a comprehension has its own, and the deepest value would be too deep for Python.
         for index, item in enumerate(cast("Sequence[Any]", value)):
-            items.append(json_copy(item, f"{path}[{index}]", depth + 1))  # noqa: PERF401
+            items.append(json_copy(item, f"{path}[{index}]", depth + 1))
         return items
     if isinstance(value, (str, int, float)):  # subclasses such as enums: stored as the plain value
         return json_copy(_plain(value), path, depth)

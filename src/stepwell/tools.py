@@ -7,11 +7,12 @@ built once per class by pydantic, which is imported only then.
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Annotated, Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, cast, get_type_hints, overload
+
+from stepwell._signal import CancelSignal
 
 from ._schema import Schema, problems
 from .errors import FlowDefinitionError
@@ -60,7 +61,7 @@ class ToolContext:
     run_id: str
     attempt: int = 1
     deadline: float | None = None
-    cancelled: threading.Event = field(default_factory=threading.Event)
+    cancelled: CancelSignal = field(default_factory=CancelSignal)
     progress: Callable[[JsonValue], None] = lambda value: None
 
 
@@ -187,7 +188,7 @@ class Handler:
         self.function = function
         self.names = mark.names
         self.batch = mark.batch
-        self.on_error = mark.on_error
+        self.on_error: ToolErrors | None = mark.on_error
         self.timeout = mark.timeout
         self.is_async = inspect.iscoroutinefunction(function)
         self._model: Any = None

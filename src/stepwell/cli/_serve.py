@@ -55,6 +55,8 @@ def serve(
     logging.basicConfig(
         level=logging.DEBUG if debug else logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    if not debug:
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
     terminal = Terminal()
 
     def ready(url: str) -> None:

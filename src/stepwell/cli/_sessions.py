@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import sys
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from ._options import DEFAULT_STORE, Json, Store
 from ._terminal import CommandError, Terminal, UsageError
 
 if TYPE_CHECKING:
+    from stepwell.messages import Message
     from stepwell.sessions import SessionStore
 
 __all__ = ["conversation", "sessions"]
@@ -199,19 +201,31 @@ def delete(
 
 async def conversation(store: SessionStore, session: str) -> list[tuple[str, str]]:
     """What was said in a session, over all namespaces in order of time: who, and what."""
+    head, _ = await store.load(session)
+    lanes: list[list[tuple[str, bool, str, str]]] = []
+    for ns in head.memories:
+        lane: list[tuple[str, bool, str, str]] = []
+        at = ""
+        for row in await store.load_messages(session, ns):
+            parts = row.message.id.split("|")
+            at = max(at, parts[1]) if len(parts) == 3 else at
+            if (said := _said(row.message)) is not None:
+                speaker, text = said
+                lane.append((at, speaker != "you", speaker or ns, text))
+        lanes.append(lane)
+    # Merged and not sorted: within a namespace the order is known. In one millisecond a question is before its answer.
+    return [(speaker, text) for _, _, speaker, text in heapq.merge(*lanes, key=lambda entry: entry[:2])]
+
+
+def _said(message: Message) -> tuple[str, str] | None:
+    """Who said what to whom it may concern; `None` for what was between model and code."""
     from stepwell.messages import AssistantMessage, DirectMessage, UserMessage
 
-    head, _ = await store.load(session)
-    said: list[tuple[str, int, str, str]] = []
-    for ns in head.memories:
-        for row in await store.load_messages(session, ns):
-            message = row.message
-            at = message.id.split("|")[1] if message.id.count("|") == 2 else ""
-            if isinstance(message, UserMessage) and message.by == "user":
-                said.append((at, row.position, "you", message.text))
-            elif isinstance(message, (AssistantMessage, DirectMessage)) and message.text.strip():
-                said.append((at, row.position, message.stage or ns, message.text))
-    return [(speaker, text) for _, _, speaker, text in sorted(said)]
+    if isinstance(message, UserMessage):
+        return ("you", message.text) if message.by == "user" else None
+    if isinstance(message, (AssistantMessage, DirectMessage)) and message.text.strip():
+        return message.stage, message.text
+    return None
 
 
 def _tokens(usage: dict[str, Any]) -> str:

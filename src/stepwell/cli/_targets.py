@@ -123,10 +123,11 @@ def _module(place: str) -> ModuleType:
         if not path.is_file():
             raise UsageError(f"There is no file {place}.")
         return _of_file(path.resolve(), place)
-    if path.is_dir() and ("/" in place or place in (".", "..") or not place.isidentifier() or _importable(path)):
+    if path.is_dir():
         return _of_directory(path.resolve(), place)
     _prefer(Path.cwd())
-    if importlib.util.find_spec(place.partition(".")[0]) is None:
+    first = place.partition(".")[0]
+    if not first or importlib.util.find_spec(first) is None:
         raise UsageError(
             f"There is no module {place} here: run the command in the project's directory, or give a path that ends "
             "in .py or is a directory."

@@ -213,6 +213,7 @@ class TurnStream:
 
     def __init__(self, listeners: tuple[Listener, ...] = ()) -> None:
         self._listeners = listeners
+        self._heard = bool(listeners)  # whether anybody would see an event
         self._buffer: deque[TurnEvent] | None = None
         self._wake: asyncio.Event | None = None
         self._closed = False
@@ -230,6 +231,7 @@ class TurnStream:
         if self._buffer is None:
             self._buffer = deque()
             self._wake = asyncio.Event()
+            self._heard = True
 
     async def next(self) -> TurnEvent | None:
         """The next event; `None` after the last."""
@@ -269,7 +271,8 @@ class TurnStream:
         self._fresh = True
         self._other = False
         self._attempt = 0
-        self.emit(UnitStarted(step, stage, kind))
+        if self._heard:
+            self.emit(UnitStarted(step, stage, kind))
 
     def settle(self, text: str) -> None:
         """What the unit shows from now on, whatever its attempts showed."""
@@ -281,7 +284,8 @@ class TurnStream:
                 self.text(text)
             else:
                 self.blank()
-        self.emit(Accepted(self._step, text))
+        if self._heard:
+            self.emit(Accepted(self._step, text))
 
     def blank(self) -> None:
         """Remove what the current step shows: dead text of a failure that nobody handled."""
@@ -309,7 +313,7 @@ class TurnStream:
         """See `LoopObserver`."""
         self._attempt = number
         self._fresh = True
-        if self._listeners or self._buffer is not None:
+        if self._heard:
             self.emit(AttemptStarted(self._step, number, selection.provider, selection.name))
 
     def reasoning(self, text: str) -> None:
@@ -328,7 +332,7 @@ class TurnStream:
         """See `LoopObserver`."""
         if verdict != "accepted":
             self._fresh = True  # what it showed is dead: whatever comes next replaces it
-        if self._listeners or self._buffer is not None:
+        if self._heard:
             self.emit(CandidateClassified(self._step, self._attempt, verdict, stop, detail, usage))
 
     def hook_called(self, hook: str, handled: bool) -> None:
@@ -337,7 +341,7 @@ class TurnStream:
 
     def tool_started(self, call: ToolCall) -> None:
         """See `LoopObserver`."""
-        if self._listeners or self._buffer is not None:
+        if self._heard:
             self.emit(ToolStarted(self._step, call.id, call.name, call.args))
 
     def tool_progress(self, call: ToolCall, value: JsonValue) -> None:
@@ -346,7 +350,7 @@ class TurnStream:
 
     def tool_finished(self, call: ToolCall, result: ToolResult) -> None:
         """See `LoopObserver`."""
-        if self._listeners or self._buffer is not None:
+        if self._heard:
             self.emit(ToolFinished(self._step, call.id, call.name, result.outcome, result.content))
 
     def warn(self, text: str, data: JsonValue = None) -> None:

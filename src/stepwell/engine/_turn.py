@@ -258,7 +258,6 @@ class Turn:
         working = self._attach(head)
         machine = self._machine = FlowMachine(given.definition, working)
         await machine.build()
-        head.workflow.model = machine.flow.get_model_selection().to_json()
         self._open_record(fresh=True)
         try:
             await self._hold.create(working)

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import msgspec
 
+from stepwell._json import is_text_clean
 from stepwell.errors import ModelInvocationError, ModelTimeoutError
 from stepwell.messages import FilePart, ReasoningPart, ToolCall, Usage
 from stepwell.models import (
@@ -61,7 +62,7 @@ class Attempt:
         mode: `live` shows deltas as they come, `held` keeps them until `release`, `off` shows nothing.
     """
 
-    __slots__ = ("_calls", "_files", "_held", "_live", "_off", "_reasoning", "_text", "finish", "usage")
+    __slots__ = ("_calls", "_files", "_halves", "_held", "_live", "_off", "_reasoning", "_text", "finish", "usage")
 
     def __init__(self, mode: StreamMode) -> None:
         self._text: list[str] = []
@@ -69,6 +70,7 @@ class Attempt:
         self._calls: dict[int, _Call] = {}
         self._files: list[FilePart] = []
         self._held: list[TextDelta | ReasoningDelta] = []
+        self._halves: dict[str | int, str] = {}
         self._off = mode == "off"
         self._live = mode == "live"
         self.finish: Finish | None = None
@@ -84,6 +86,7 @@ class Attempt:
         """
         observer = host.observer
         text = self._text
+        halves = self._halves
         shown = False  # live, and something that is not blank came
         with Watchdog(host.clock, request.deadlines) as watchdog:
             alive = watchdog.alive
@@ -91,11 +94,14 @@ class Attempt:
                 async for event in events:
                     alive()
                     if type(event) is TextDelta:
-                        text.append(event.text)
+                        said = event.text
+                        if halves or not said.isascii():
+                            said = self._mend("text", said)
+                        text.append(said)
                         if shown:
-                            observer.text(event.text)
+                            observer.text(said)
                         else:
-                            shown = self._first(event, observer)
+                            shown = self._first(TextDelta(said), observer)
                     else:
                         # Not left at `Finish`: an iterator that is run to its end needs no task to be closed.
                         shown = self._other(event, observer, shown)
@@ -133,16 +139,18 @@ class Attempt:
         """Any event but text; returns whether something is shown now."""
         match event:
             case ReasoningDelta():
-                self._reasoning.append(event.text)
+                thought = self._mend("reasoning", event.text)
+                self._reasoning.append(thought)
                 if not shown:
-                    return self._first(event, observer)
-                observer.reasoning(event.text)
+                    return self._first(ReasoningDelta(thought), observer)
+                observer.reasoning(thought)
             case ToolCallStart():
                 self._calls[event.index] = _Call(event.id, event.name)
                 return self._input(event.index, "", observer)
             case ToolCallDelta():
-                self._calls.setdefault(event.index, _Call("", "")).args.append(event.args)
-                return self._input(event.index, event.args, observer)
+                args = self._mend(event.index, event.args)
+                self._calls.setdefault(event.index, _Call("", "")).args.append(args)
+                return self._input(event.index, args, observer)
             case ToolCallEnd():
                 if event.args is not None:
                     self._calls.setdefault(event.index, _Call("", "")).whole = event.args
@@ -155,6 +163,20 @@ class Attempt:
             case _:
                 raise ModelInvocationError(f"The gateway sent {type(event).__name__}, which is not a model event.")
         return shown
+
+    def _mend(self, lane: str | int, text: str) -> str:
+        """The text as valid Unicode, which is what can be stored and sent.
+
+        Some providers cut a surrogate pair in two: its first half waits for the second. Any other half is replaced.
+        """
+        if lane in self._halves:
+            text = self._halves.pop(lane) + text
+        if is_text_clean(text):
+            return text
+        if "\ud800" <= text[-1] <= "\udbff":
+            self._halves[lane] = text[-1]
+            text = text[:-1]
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
     def _input(self, index: int, delta: str, observer: LoopObserver) -> bool:
         if self._live:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from stepwell._signal import CancelSignal
 from stepwell.models import Candidate
 
 __all__ = [
@@ -43,7 +43,7 @@ class _ModelContext:
     stage_id: str
     provider: str
     model: str
-    cancelled: threading.Event = field(default_factory=threading.Event)
+    cancelled: CancelSignal = field(default_factory=CancelSignal)
 
     @property
     def selection(self) -> str:

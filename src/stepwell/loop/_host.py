@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Awaitable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, TypeAlias
 
 from stepwell._clock import Clock
+from stepwell._signal import CancelSignal
 from stepwell.messages import JsonObject, JsonValue, Message, ToolCall, ToolResult, Usage
 from stepwell.models import Candidate, ModelGateway, ModelSelection, ToolSchema
 from stepwell.tools import Handler, ToolDefinition, ToolErrors
@@ -165,7 +165,7 @@ class LoopHost(Protocol):
         ...
 
     @property
-    def cancelled(self) -> threading.Event:
+    def cancelled(self) -> CancelSignal:
         """Set once the turn is cancelled."""
         ...
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -119,12 +120,7 @@ class ModelSelection:
         Raises:
             LlmSetupError: The text has no `provider:` in front.
         """
-        if isinstance(value, ModelSelection):
-            return value
-        provider, colon, name = value.partition(":")
-        if not colon:
-            raise LlmSetupError(f'{value!r} names no provider: write "provider:name", for example "openai:{value}".')
-        return cls(provider.strip(), name.strip())
+        return value if isinstance(value, ModelSelection) else _parsed(value)
 
     def to_json(self) -> JsonObject:
         """As plain JSON, as stored."""
@@ -139,6 +135,15 @@ class ModelSelection:
     def from_json(cls, data: Mapping[str, Any]) -> ModelSelection:
         """From `to_json`."""
         return cls(data["provider"], data["name"], data.get("params") or {}, data.get("attempts"))
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> ModelSelection:
+    """Flows name their model anew in every turn, and nearly always the same one."""
+    provider, colon, name = text.partition(":")
+    if not colon:
+        raise LlmSetupError(f'{text!r} names no provider: write "provider:name", for example "openai:{text}".')
+    return ModelSelection(provider.strip(), name.strip())
 
 
 class ToolSchema(msgspec.Struct, frozen=True):

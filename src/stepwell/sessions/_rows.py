@@ -50,7 +50,11 @@ def head_bytes(head: SessionHead) -> bytes:
     if turn is not None and not (_plain(turn.visit.message, 1) and _plain(turn.visit.alternate, 1)):
         raise refusal(head)
     try:
-        return encode_head(msgspec.structs.replace(head, revision=0) if head.revision else head)
+        revision, head.revision = head.revision, 0  # a column; put back below, cheaper than a copy of the head
+        try:
+            return encode_head(head)
+        finally:
+            head.revision = revision
     except (ValueError, TypeError, msgspec.MsgspecError) as error:
         raise refusal(head) from error
 
