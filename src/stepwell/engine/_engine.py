@@ -529,15 +529,12 @@ class _Line:
     __slots__ = ("lock", "users")
 
     def __init__(self) -> None:
-        self.lock = anyio.Lock()
+        self.lock = asyncio.Lock()
         self.users = 0
 
     async def enter(self, given: TurnInput, session: str, clock: Clock) -> None:
-        try:
-            self.lock.acquire_nowait()
-        except anyio.WouldBlock:
-            pass
-        else:
+        if not self.lock.locked() and self.users == 1:
+            await self.lock.acquire()  # at once: nobody holds it, nobody waits for it
             return
         if given.on_busy == "reject":
             raise SessionBusyError(

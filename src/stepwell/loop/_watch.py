@@ -37,18 +37,16 @@ class Watchdog:
 
     def _due(self) -> tuple[float, TimeoutKind | None] | None:
         """When to look next, and which deadline that is (`None`: only a look, the first token may move it)."""
-        limits: list[tuple[float, TimeoutKind | None]] = []
-        deadlines = self._deadlines
+        deadlines, last = self._deadlines, self._last
+        due: tuple[float, TimeoutKind | None] | None = None
         if deadlines.attempt is not None:
-            limits.append((self._start + deadlines.attempt, "attempt"))
-        if self._last is None:
-            if deadlines.first_token is not None:
-                limits.append((self._start + deadlines.first_token, "first_token"))
-            if deadlines.idle is not None:
-                limits.append((self._clock.monotonic() + deadlines.idle, None))
-        elif deadlines.idle is not None:
-            limits.append((self._last + deadlines.idle, "idle"))
-        return min(limits, key=_when) if limits else None
+            due = (self._start + deadlines.attempt, "attempt")
+        if last is None and deadlines.first_token is not None:
+            due = _sooner(due, self._start + deadlines.first_token, "first_token")
+        if deadlines.idle is not None:
+            since, kind = (self._clock.monotonic(), None) if last is None else (last, "idle")
+            due = _sooner(due, since + deadlines.idle, kind)
+        return due
 
     def _check(self) -> None:
         due = self._due()
@@ -75,5 +73,7 @@ class Watchdog:
         return bool(self._scope.__exit__(kind, error, traceback))
 
 
-def _when(limit: tuple[float, TimeoutKind | None]) -> float:
-    return limit[0]
+def _sooner(
+    due: tuple[float, TimeoutKind | None] | None, when: float, kind: TimeoutKind | None
+) -> tuple[float, TimeoutKind | None]:
+    return due if due is not None and due[0] <= when else (when, kind)
