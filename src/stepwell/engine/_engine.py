@@ -199,7 +199,7 @@ class Engine:
         Args:
             flow: Id or alias of a registered flow.
             message: What the person says.
-            session_id: The session; `None` starts a new one.
+            session_id: The session; `None` or `""` (a turn that failed before it had one) starts a new one.
             config: Context of a new session, under `config.`; ignored with a warning later.
             idempotency_key: The same key and input give the same turn, also after a lost answer.
             on_busy: `queue` (wait for the running turn) or `reject`; the flow's by default.
@@ -271,7 +271,7 @@ class Engine:
         if unknown := options.keys() - TurnOptions.__annotations__.keys():
             raise TypeError(f"unknown options of a turn: {', '.join(sorted(unknown))}")
         cls = definition.cls
-        session_id, key = options.get("session_id"), self._key(options.get("idempotency_key"))
+        session_id, key = options.get("session_id") or None, self._key(options.get("idempotency_key"))
         busy_timeout = options.get("busy_timeout")
         given = TurnInput(
             definition=definition,

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from ..errors import NewerSchemaError, StoreDataError
-from ..messages import JsonObject, JsonValue, Usage
+from stepwell.errors import NewerSchemaError, StoreDataError
+from stepwell.messages import JsonObject, JsonValue, Usage
 
 __all__ = [
     "SCHEMA",

@@ -12,7 +12,7 @@ from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
-from ..messages import Message
+from stepwell.messages import Message
 from .document import LogEntry, SequenceEntry, SessionHead, SessionSummary
 
 __all__ = [
@@ -110,7 +110,7 @@ class Commit(msgspec.Struct, kw_only=True):
 
     head: SessionHead
     messages: Sequence[NewMessage] = ()
-    first: dict[str, int] = msgspec.field(default_factory=dict)
+    first: dict[str, int] = msgspec.field(default_factory=dict[str, int])
     sequence: Sequence[SequenceEntry] = ()
     log: Sequence[LogEntry] = ()
     inbox: Sequence[InboxUpdate | InboxRow] = ()
