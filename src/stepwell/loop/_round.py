@@ -211,7 +211,8 @@ class _Round:
         if isinstance(result, Accepted):
             if host.cancelled.is_set():
                 await checkpoint_if_cancelled()
-            attempt.release(host.observer)
+            if not result.silent:
+                attempt.release(host.observer)
         return result
 
     def _check_budget(self) -> None:
@@ -270,7 +271,7 @@ class _Round:
     def _empty(self, candidate: Candidate, selection: ModelSelection) -> Accepted | _Failed:
         policy = self.policy.empty
         if policy is not None and policy.accept and candidate.stop in _SILENT:
-            return Accepted(candidate, selection, silent=True)
+            return Accepted(msgspec.structs.replace(candidate, text=""), selection, silent=True)
         error = LlmEmptyResponseError(
             f"{selection.id} answered with nothing ({candidate.stop.value}){self._cap(candidate, selection)}.",
             stage=self.host.stage_id,
