@@ -229,7 +229,10 @@ async def test_usage_that_was_not_reported_is_unknown(on_wire: Callable[..., Ada
     assert seen.usage is None
 
 
-@pytest.mark.parametrize(("api", "scenario"), [("anthropic", "disc"), ("anthropic", "trunc"), ("gemini", "blocked")])
+@pytest.mark.parametrize(
+    ("api", "scenario"),
+    [("anthropic", "disc"), ("anthropic", "trunc"), ("gemini", "blocked"), ("responses", "failed")],
+)
 async def test_usage_of_a_failed_attempt_is_counted(on_wire: Callable[..., Adapters], api: str, scenario: str) -> None:
     seen = await ask(on_wire()[api], scenario)
     assert seen.error is not None
