@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Annotated, Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, cast, get_type_hints, overload
@@ -261,7 +262,7 @@ def _hints(owner: type[Any], function: Callable[..., Any]) -> dict[str, Any]:
     """Resolve the annotations of the parameters (never the return type, which may be for type checkers only)."""
     plain: Any = inspect.unwrap(function)
     notes = {k: v for k, v in plain.__annotations__.items() if k != "return"}
-    scope = {**plain.__globals__, **inspect.getclosurevars(plain).nonlocals}
+    scope = {**plain.__globals__, **_closure(plain)}
     try:
         return get_type_hints(
             SimpleNamespace(__annotations__=notes), scope, {owner.__name__: owner}, include_extras=True
@@ -273,6 +274,15 @@ def _hints(owner: type[Any], function: Callable[..., Any]) -> dict[str, Any]:
             stage=owner.__name__,
             tool=function.__name__,
         ) from error
+
+
+def _closure(function: Any) -> dict[str, Any]:
+    """What a function sees of the functions around it, as far as it is there yet."""
+    found: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # an empty cell: assigned later
+            found[name] = cell.cell_contents
+    return found
 
 
 def _arguments(owner: type[Any], function: Callable[..., Any], name: str) -> tuple[type[Any], str | None]:
