@@ -106,6 +106,13 @@ class FlowDefinition:
     def __init__(self, cls: type[Flow], providers: Providers | None = None) -> None:
         self.cls = cls
         self.id = cls.id
+        try:
+            self._build(cls, providers)
+        except FlowDefinitionError as error:
+            error.ids.setdefault("flow", cls.id)
+            raise
+
+    def _build(self, cls: type[Flow], providers: Providers | None) -> None:
         self.names = (cls.id, *cls.aliases)
         refuse_private_overrides(cls, Flow, FLOW_HOOKS, cls.id)
         self.hooks = overridden(cls, Flow)
