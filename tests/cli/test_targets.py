@@ -52,7 +52,7 @@ def test_a_project_may_have_its_package_in_src(command: Command, tmp_path: Path)
         ("plain.py", "plain.py has no flow"),
         ("plain.py:Thing", "Thing is no flow in plain.py (which has no flow)"),
         (f"{FLOWS / 'desk.py'}:Nothing", "Nothing is not there"),
-        (str(FLOWS / "desk.py"), "has 3 flows: say which one"),
+        (str(FLOWS / "desk.py"), "has 4 flows: say which one"),
         ("json.py", "another module is named json"),
     ],
 )

@@ -24,7 +24,10 @@ def draw(
     target: Target,
     /,
     *,
-    svg: Annotated[Path | None, Parameter(name="--svg", help="Draw a picture into this file; - for stdout.")] = None,
+    svg: Annotated[
+        Path | None,
+        Parameter(name="--svg", allow_leading_hyphen=True, help="Draw a picture into this file; - for stdout."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Draw a flow's stages and the ways between them.

@@ -139,7 +139,10 @@ def export(
 
 @sessions.command(name="import")
 def import_(
-    file: Annotated[Path | None, Parameter(help="What export wrote; standard input without, or with -.")] = None,
+    file: Annotated[
+        Path | None,
+        Parameter(allow_leading_hyphen=True, help="What export wrote; standard input without, or with -."),
+    ] = None,
     /,
     *,
     session: Annotated[str | None, Parameter(help="Another id than the one it had.")] = None,

@@ -23,6 +23,8 @@ _GAP_X = 28.0
 _GAP_Y = 26.0
 _MARGIN = 24.0
 _PASSES = 24
+_NODE_HEIGHT = 44.0
+_LINE = 14.0
 _NODE_CHAR = 8.2
 _LABEL_CHAR = 6.1
 
@@ -64,7 +66,13 @@ class _Place:
 
     @property
     def is_node(self) -> bool:
+        """Whether it is more than a point on an edge's way."""
         return self.key != ""
+
+    @property
+    def half(self) -> float:
+        """From the middle to where edges begin and end."""
+        return (_NODE_HEIGHT if self.stage else self.height) / 2
 
 
 @dataclass(eq=False)
@@ -110,11 +118,10 @@ class _Drawing:
         nodes = {BEGIN: _Place(BEGIN, 0, 18, 18)}
         for stage in self.graph.stages:
             loops = [edge for edge in self.loops if edge.source == stage.id]
-            width = max(110.0, len(stage.id) * _NODE_CHAR + 30)
-            # Room for the loop and its label, on both sides so that the box stays in the middle.
+            # Room for the loops and their labels, on both sides so that the box stays in the middle.
             extra = max((_label_width(edge) for edge in loops), default=-34.0) + 34
-            place = nodes[stage.id] = _Place(stage.id, 0, width + 2 * extra, 44)
-            place.stage = stage
+            height = max(_NODE_HEIGHT, sum(_LINE * len(_label(edge)) + 4 for edge in loops))
+            nodes[stage.id] = _Place(stage.id, 0, _node_width(stage.id) + 2 * extra, height, stage=stage)
         if any(edge.target == END for edge in edges):
             nodes[END] = _Place("\0end", 0, 22, 22)
         return nodes
@@ -127,7 +134,7 @@ class _Drawing:
         for layer in range(upper.layer + 1, lower.layer):
             labelled = layer == (upper.layer + lower.layer) // 2 // 2 * 2 + 1 if edge.via else False
             lines = _label(edge) if labelled else ()
-            place = _Place("", layer, _label_width(edge) if labelled else 6.0, 14.0 * len(lines), lines=lines)
+            place = _Place("", layer, _label_width(edge) if labelled else 6.0, _LINE * len(lines), lines=lines)
             places.append(place)
         places.append(lower)
         for one, two in pairwise(places):
@@ -183,8 +190,8 @@ class _Drawing:
         ports = self._ports()
         for route in self.routes:
             yield from self._edge(route, ports)
-        for loop in self.loops:
-            yield from self._loop(loop)
+        for place in self.nodes.values():
+            yield from self._loops(place)
         # Labels lie over all lines, so that each can be read.
         for place in (one for layer in self.layers for one in layer if one.lines):
             yield from _text(place.x, place.y, place.lines, place.width)
@@ -202,18 +209,18 @@ class _Drawing:
             ends[route.places[-1], 1].append((route.places[-2].x, number, route))
         found: dict[tuple[_Route, int], float] = {}
         for (place, end), routes in ends.items():
-            room = min(18.0, (_inner_width(place) - 24) / max(1, len(routes) - 1)) if place.stage else 0.0
+            room = min(18.0, (_node_width(place.key) - 24) / max(1, len(routes) - 1)) if place.stage else 0.0
             for number, (_, _, route) in enumerate(sorted(routes, key=lambda one: one[:2])):
                 found[route, end] = place.x + room * (number - (len(routes) - 1) / 2)
         return found
 
     def _edge(self, route: _Route, ports: dict[tuple[_Route, int], float]) -> Iterator[str]:
         first, last = route.places[0], route.places[-1]
-        points = [(ports[route, 0], first.y + first.height / 2)]
+        points = [(ports[route, 0], first.y + first.half)]
         for place in route.places[1:-1]:
             half = place.height / 2
             points += [(place.x, place.y - half), (place.x, place.y + half)] if half else [(place.x, place.y)]
-        points.append((ports[route, 1], last.y - last.height / 2))
+        points.append((ports[route, 1], last.y - last.half))
         arrow = _arrow(*points[0], down=False) if route.turned else _arrow(*points[-1], down=True)
         # The line ends where the arrow's head begins.
         at, shift = (0, 7) if route.turned else (-1, -7)
@@ -227,19 +234,26 @@ class _Drawing:
         yield arrow
         yield "</g>"
 
-    def _loop(self, edge: Edge) -> Iterator[str]:
-        place = self.nodes[edge.source]
-        right = place.x + _inner_width(place) / 2
-        top, bottom = place.y - 10, place.y + 10
-        yield f"<g {_about(edge)}>"
-        yield (
-            f'<path class="{_edge_class(edge)}" d="M{right:.1f},{top:.1f} C{right + 30:.1f},{top - 8:.1f} '
-            f'{right + 30:.1f},{bottom + 8:.1f} {right + 7:.1f},{bottom:.1f}"/>'
-        )
-        yield f'<path class="head" d="M{right:.1f},{bottom:.1f} l8,-4 l0,8 z"/>'
-        lines = _label(edge)
-        yield from _text(right + 26 + _label_width(edge) / 2, place.y, lines, _label_width(edge))
-        yield "</g>"
+    def _loops(self, place: _Place) -> Iterator[str]:
+        """Edges from a stage to itself, at its right side, with their labels one below the other."""
+        loops = [edge for edge in self.loops if edge.source == place.key]
+        right = place.x + _node_width(place.key) / 2
+        label = place.y - sum(_LINE * len(_label(edge)) + 4 for edge in loops) / 2 + 2
+        reach = 10.0 if len(loops) == 1 else 7.0
+        for number, edge in enumerate(loops):
+            middle = place.y + (number - (len(loops) - 1) / 2) * 22
+            top, bottom = middle - reach, middle + reach
+            yield f"<g {_about(edge)}>"
+            yield (
+                f'<path class="{_edge_class(edge)}" d="M{right:.1f},{top:.1f} C{right + 30:.1f},{top - 8:.1f} '
+                f'{right + 30:.1f},{bottom + 8:.1f} {right + 7:.1f},{bottom:.1f}"/>'
+            )
+            yield f'<path class="head" d="M{right:.1f},{bottom:.1f} l8,-4 l0,8 z"/>'
+            lines = _label(edge)
+            height = _LINE * len(lines)
+            yield from _text(right + 26 + _label_width(edge) / 2, label + height / 2, lines, _label_width(edge))
+            label += height + 4
+            yield "</g>"
 
     def _node(self, place: _Place) -> Iterator[str]:
         stage = place.stage
@@ -248,8 +262,8 @@ class _Drawing:
             if place.key != BEGIN:
                 yield f'<circle class="ring" cx="{place.x:.1f}" cy="{place.y:.1f}" r="10"/>'
             return
-        width = _inner_width(place)
-        x, y = place.x - width / 2, place.y - place.height / 2
+        width = _node_width(place.key)
+        x, y = place.x - width / 2, place.y - place.half
         kind = {"step": "stage", "logic": "stage logic", "end": "stage end"}[stage.kind]
         about = {"logic": "decides in code", "end": "closes the session"}.get(stage.kind)
         tools = f"{len(stage.tools)} tool{'s' if len(stage.tools) != 1 else ''}" if stage.tools else "no tools"
@@ -258,7 +272,7 @@ class _Drawing:
             yield f"<title>{escape(', '.join(stage.tools))}</title>"
         radius = {"step": 8, "logic": 2, "end": 22}[stage.kind]
         yield (
-            f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{place.height:.0f}" '
+            f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{_NODE_HEIGHT:.0f}" '
             f'rx="{radius}"/>'
         )
         yield f'<text x="{place.x:.1f}" y="{place.y - 2:.1f}">{escape(stage.id)}</text>'
@@ -266,8 +280,8 @@ class _Drawing:
         yield "</g>"
 
 
-def _inner_width(place: _Place) -> float:
-    return max(110.0, len(place.key) * _NODE_CHAR + 30)
+def _node_width(name: str) -> float:
+    return max(124.0, len(name) * _NODE_CHAR + 30)
 
 
 def _about(edge: Edge) -> str:
@@ -293,11 +307,11 @@ def _label_width(edge: Edge) -> float:
 
 def _text(x: float, y: float, lines: Sequence[str], width: float) -> Iterator[str]:
     """Lines of small text around a point, on ground that covers what is behind."""
-    height = 14.0 * len(lines)
+    height = _LINE * len(lines)
     top = y - height / 2
     yield f'<rect class="back" x="{x - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
     for number, line in enumerate(lines):
-        yield f'<text class="small" x="{x:.1f}" y="{top + 14 * number + 11:.1f}">{escape(line)}</text>'
+        yield f'<text class="small" x="{x:.1f}" y="{top + _LINE * number + 11:.1f}">{escape(line)}</text>'
 
 
 def _back_edges(nodes: Sequence[str], edges: Sequence[Edge]) -> set[Edge]:

@@ -139,3 +139,16 @@ thinks = _models(Reply.reasoning("Let me see.", "# A title\n\n* one\n* two"), '{
 always = _models(default="Yes.")
 mapping = {"scripted": ScriptedModel(default="Mapped.")}
 nothing = 42
+
+
+class FormStep(Step):
+    def struct_output_schema(self) -> Any:
+        return {"type": "object", "required": ["total"]}
+
+
+class FormFlow(OnceFlow):
+    def config_llm_call_policy(self) -> CallPolicy:
+        return CallPolicy(attempts=1)
+
+    def define_steps(self) -> Sequence[Step]:
+        return [FormStep(self)]
