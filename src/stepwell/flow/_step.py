@@ -109,9 +109,8 @@ class Step(Stage, Generic[OutputT, StateT]):
     def _keep_model(self) -> None:
         """Store the override that was chosen, if it is one."""
         if self._override is not None:
-            chosen = self.get_model_selection()
-            is_flows = chosen == self._flow.get_model_selection()
-            self._runtime.store_model(self.id, None if is_flows else chosen.to_json())
+            is_flows = self.get_model_selection() == self._flow.get_model_selection()
+            self._runtime.store_model(self.id, None if is_flows else self._override.to_json())
 
     # -- hooks
 
