@@ -260,6 +260,41 @@ async def test_a_returned_class_and_go_are_the_same() -> None:
         assert (await h.say("hi")).current == "Other"
 
 
+class Counting(Talk):
+    seen: list[Any]
+
+    @tool
+    async def count(self) -> str:
+        """Count."""
+        before = self.get_state("n", default=0)
+        self.seen.append(before)
+        self.save_state({"n": before + 1})
+        self.seen.append(self.get_state("n"))
+        return "ok"
+
+
+@pytest.mark.parametrize(("parallel", "seen", "n"), [(False, [0, 1, 1, 2], 2), (True, [0, 1, 0, 1], 1)])
+async def test_calls_in_order_read_the_writes_of_earlier_ones_concurrent_ones_do_not(
+    parallel: bool, seen: list[int], n: int
+) -> None:
+    log: list[int] = []
+    flow = chat(base=Counting, step={"seen": log}, flow={"parallel_tools": parallel})
+    calls = Reply.tool_calls(Call("count"), Call("count"))
+    async with TurnHarness(flow, model=ScriptedModel([calls, "Done."])) as h:
+        await h.say("hi")
+        assert await h.state("Talk") == {"n": n}
+    assert log == seen
+
+
+async def test_a_call_that_is_refused_does_not_hide_the_writes_before_it() -> None:
+    log: list[int] = []
+    calls = Reply.tool_calls(Call("count"), Call("nope"), Call("count"))
+    flow = chat(base=Counting, step={"seen": log})
+    async with TurnHarness(flow, model=ScriptedModel([calls, "Done."])) as h:
+        await h.say("hi")
+    assert log == [0, 1, 1, 2]
+
+
 # -- time
 
 

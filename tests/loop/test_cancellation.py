@@ -9,7 +9,8 @@ import anyio.lowlevel
 import pytest
 
 from loop_flows import RawGateway, chat, replies, verdicts
-from stepwell.engine import Turn
+from stepwell import retry_with_model
+from stepwell.engine import HookCalled, Turn
 from stepwell.errors import TurnCancelledError
 from stepwell.loop import CallPolicy
 from stepwell.models import Finish, StopReason, TextDelta
@@ -108,6 +109,13 @@ async def test_after_a_hook_its_answer_does_not_count(who: str, name: str, reply
     h = await case.say(reply, policy=CallPolicy(attempts=1))
     assert case.asked[-1] == f"{who} {name}"
     assert "the hook's reply" not in h.shown
+    assert h.of(HookCalled) == []
+
+
+async def test_after_a_hook_no_alternate_is_called() -> None:
+    case = Cancelling("stage error", answers={"stage error": retry_with_model("scripted:spare")})
+    h = await case.say(FAIL, policy=CallPolicy(attempts=1))
+    assert len(h.model.requests) == 1
 
 
 @pytest.mark.parametrize("at_the_end", ["fails", "blocks", "is empty"])

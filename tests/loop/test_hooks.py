@@ -342,6 +342,7 @@ async def test_a_block_cannot_request_an_alternate() -> None:
     h = await say(Hooks(on_llm_blocked=retry_with_model("scripted:spare")), CAUSES["on_llm_blocked"])
     assert isinstance(h.turn.error, InvalidOutcomeError)
     assert h.turn.error.ids["hook"] == "on_llm_blocked"
+    assert "a refusal never asks for an alternate" in h.turn.error.message
     assert asked(h) == ["on_llm_blocked"]
 
 

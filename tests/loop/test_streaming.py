@@ -10,7 +10,7 @@ import pytest
 from loop_flows import FAST, Hooks, RawGateway, View, chat, view_of
 from stepwell import direct, finish, go
 from stepwell.engine import Accepted, ReasoningDelta, Superseded, TextDelta, ToolInputDelta, ToolStarted, TurnFinished
-from stepwell.loop import CallPolicy
+from stepwell.loop import CallPolicy, EmptyPolicy
 from stepwell.messages import FilePart
 from stepwell.models import FileEvent, Finish, StopReason, ToolCallDelta, ToolCallEnd, ToolCallStart
 from stepwell.models import ReasoningDelta as Reasoning
@@ -176,6 +176,13 @@ async def test_off_also_hides_what_a_terminal_result_moves_away_from() -> None:
     h = await say(Reply.text("dead").failing(), "Help.", hooks=Hooks(on_llm_error=go("Other")), policy=ONE,
                   step={"stream_mode": "off"})  # fmt: skip
     assert h.shown == "Help."
+
+
+@pytest.mark.parametrize("mode", ["live", "held", "off"])
+async def test_accepted_silence_shows_nothing(mode: str) -> None:
+    policy = CallPolicy(empty=EmptyPolicy(accept=True))
+    h = await say(Reply.empty(blank=" \n"), policy=policy, step={"stream_mode": mode})
+    assert output(h) == [("accepted", "")]
 
 
 # -- structured output

@@ -50,7 +50,7 @@ from ._contexts import (
     StoppedBecause,
 )
 from ._host import LoopHost, Verdict
-from ._policy import AskShorter, EmptyPolicy, RaiseCap
+from ._policy import AskShorter, EmptyPolicy
 
 __all__ = ["MAX_CALLS", "Accepted", "Terminal", "run_round"]
 
@@ -352,17 +352,15 @@ class _Round:
         rejection = cast("Rejection", failure.rejection)
         if rejection.reason == "schema":
             lines += [_WRONG_SCHEMA, rejection.detail or ""]
-        if cast("Candidate", failure.candidate).truncated and not self.cut_policy_used:
-            match self.policy.on_truncated:
-                case RaiseCap(factor=factor, limit=limit):
-                    current = _max_tokens(selection.params)
-                    self.cap_raised = max(current, min(limit, int(current * factor))) if current else limit
-                    self.cut_policy_used = True
-                case AskShorter(nudge=nudge):
-                    lines.append(nudge)
-                    self.cut_policy_used = True
-                case None:
-                    pass
+        policy = self.policy.on_truncated
+        if policy is not None and cast("Candidate", failure.candidate).truncated and not self.cut_policy_used:
+            self.cut_policy_used = True
+            if isinstance(policy, AskShorter):
+                lines.append(policy.nudge)
+            else:
+                current = _max_tokens(selection.params) or 0
+                raised = int(min(policy.limit, current * policy.factor)) if current else policy.limit
+                self.cap_raised = max(current, raised)
         return "\n".join(lines) or None
 
     async def _delay(self, error: Exception) -> None:
@@ -413,7 +411,6 @@ class _Round:
                 stage=host.stage_id,
                 hook="on_llm_error",
             )
-        host.gateway(selection)
         host.visit.alternate = selection.to_json()
         host.visit.alternate_used = True
         self.nudge = None
