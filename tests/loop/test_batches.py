@@ -197,6 +197,51 @@ async def test_what_is_exposed_is_decided_before_the_batch_runs() -> None:
     ] * 2
 
 
+NAMES = ("elsewhere", "here", "neither")
+
+
+class Declared(Talk):
+    """Tools that are declared apart from their handlers."""
+
+    def define_tools(self) -> list[ToolDefinition]:
+        return [
+            ToolDefinition("elsewhere", on_error="report"),
+            ToolDefinition("here", on_error="raise"),
+            ToolDefinition("neither"),
+        ]
+
+    def use_tools(self) -> list[str]:
+        return list(NAMES)
+
+
+def failing(name: str, **options: Any) -> Any:
+    async def handler(self: Any) -> str:
+        raise KeyError
+
+    return tool(name, defined=False, **options)(handler)
+
+
+@pytest.mark.parametrize(
+    ("name", "handler", "stage", "reported"),
+    [
+        ("elsewhere", {}, "raise", True),
+        ("here", {"on_error": "report"}, "raise", True),
+        ("here", {}, "report", False),
+        ("neither", {}, "report", True),
+        ("neither", {}, "raise", False),
+    ],
+)
+async def test_who_says_what_a_failure_means_handler_then_definition_then_stage(
+    name: str, handler: dict[str, Any], stage: str, reported: bool
+) -> None:
+    handlers = {f"on_{known}": failing(known, **(handler if known == name else {})) for known in NAMES}
+    flow = chat(base=Declared, step={**handlers, "tool_errors": stage})
+    script = [Reply.tool_call(name), *(["Sorry."] if reported else [])]
+    async with TurnHarness(flow, model=ScriptedModel(script)) as h:
+        result = await h.say("hi")
+    assert result.success is reported
+
+
 class Value:
     """Not JSON."""
 
@@ -357,6 +402,27 @@ async def test_writes_after_the_call_has_ended_are_refused() -> None:
             await h.clock.settle()
             assert await h.state("Talk") == {}
     assert isinstance(log[0], HandlerError)
+
+
+@pytest.mark.parametrize(("parallel", "outcomes"), [(False, ["unknown", "not_run"]), (True, ["unknown", "ok"])])
+async def test_a_cancelled_batch_says_what_began_and_what_did_not(parallel: bool, outcomes: list[str]) -> None:
+    log: list[Any] = []
+    clock = FakeClock()
+    flow = chat(base=Late, step={"log": log}, flow={"clock": clock, "parallel_tools": parallel})
+    calls = Reply.tool_calls(Call("waits"), Call("look", {"city": "Rome"}))
+    async with (
+        TurnHarness(flow, model=ScriptedModel([calls, "Next turn."]), clock=clock) as h,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(h.say, "hi")
+        await clock.settle()
+        assert len(log) == 1
+        h.turn.cancel()
+        await clock.settle()
+        told = results(await h.history("Talk"))
+        assert [r.outcome for r in told] == outcomes
+        assert log[0][1].is_set()
+        assert (await h.say("more")).message == "Next turn."
 
 
 # -- one handler for several calls
