@@ -8,12 +8,13 @@ from typing import Any
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from stepwell.flow._definition import FlowDefinition, StepDefinition
+from stepwell.flow._returned import handled
 from stepwell.flow._runtime import UnitRuntime
 from stepwell.flow._step import Step
 from stepwell.loop import CallScope, LlmAttemptErrorContext, LlmBlockedContext, LlmErrorContext, StreamMode
 from stepwell.messages import JsonObject, JsonValue, Message, ToolCall, ToolOutcome, ToolResult, Usage
 from stepwell.models import Candidate, ModelGateway, ModelSelection, ToolSchema
-from stepwell.stage import Stage
+from stepwell.outcomes import Outcome
 from stepwell.tools import Handler, ToolDefinition, ToolErrors
 
 __all__ = ["StepHost"]
@@ -130,9 +131,9 @@ class StepHost:
         """See `LoopHost`."""
         return self.runtime.open_call(call, after)
 
-    def is_outcome_target(self, value: Any) -> bool:
+    def outcome(self, value: Any, tool: str) -> Outcome:
         """See `LoopHost`."""
-        return isinstance(value, type) and issubclass(value, Stage)
+        return handled(self.step, value, tool)
 
     def result(self, call: ToolCall, content: JsonValue, outcome: ToolOutcome) -> ToolResult:
         """See `LoopHost`."""

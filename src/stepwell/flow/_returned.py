@@ -18,7 +18,7 @@ from stepwell.stage import Stage
 if TYPE_CHECKING:
     from stepwell.flow._runtime import Runtime
 
-__all__ = ["TOOL", "as_message", "attach", "checked", "json_text"]
+__all__ = ["TOOL", "as_message", "attach", "checked", "handled", "json_text"]
 
 TOOL = "tool"
 """The hook's name for tool handlers; which tool is said beside it."""
@@ -42,7 +42,8 @@ def checked(step: Step[Any, Any], hook: str, value: Any, tool: str | None = None
         InvalidOutcomeError: It is not legal in this hook, names a stage that is not registered, or holds something that
             is not JSON. Names hook, stage and kind of value.
     """
-    value = _target(value)
+    if _is_stage(value):
+        value = Go(value)
     if not isinstance(value, _LEGAL[hook]):
         what = type(value).__name__
         raise _illegal(step, hook, value, tool, f"returned a {what}, which is not legal there: see the outcomes")
@@ -63,8 +64,23 @@ def checked(step: Step[Any, Any], hook: str, value: Any, tool: str | None = None
     return value
 
 
-def _target(value: Any) -> Any:
-    return cast("Any", Go(value) if isinstance(value, type) and issubclass(value, Stage) else value)
+def handled(step: Step[Any, Any], value: Any, tool: str) -> Outcome:
+    """What a tool handler returned: an outcome as `checked` returns it, anything else as feedback of a `Stay`.
+
+    Raises:
+        InvalidOutcomeError: See `checked`.
+    """
+    plain = not isinstance(value, Outcome) and not _is_stage(value)
+    outcome: Outcome = checked(step, TOOL, Stay(feedback=value) if plain else value, tool)
+    try:
+        return replace(outcome, feedback=json_copy(outcome.feedback))
+    except NonJsonValueError as error:
+        where = error.path or "the whole"
+        raise _illegal(step, TOOL, value, tool, f"returned a result that is not JSON ({where})") from error
+
+
+def _is_stage(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Stage)
 
 
 def _check_attached(step: Step[Any, Any], hook: str, value: Outcome, tool: str | None) -> None:

@@ -8,12 +8,11 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from stepwell.errors import InvalidOutcomeError
 from stepwell.flow._host import StepHost
-from stepwell.flow._returned import TOOL, as_message, attach, checked, json_text
+from stepwell.flow._returned import as_message, attach, checked, json_text
 from stepwell.flow._runtime import UnitRuntime
 from stepwell.flow._step import Step
-from stepwell.loop import Accepted, Batch, Ran, Terminal, run_round
+from stepwell.loop import Accepted, Batch, Terminal, run_round
 from stepwell.messages import AssistantMessage, DirectMessage, JsonValue, Message, ToolCall, ToolResult, UserMessage
 from stepwell.models import Candidate
 from stepwell.outcomes import Cleanup, Direct, DirectTo, Finish, Go, Outcome, Stay
@@ -197,26 +196,14 @@ class Visit:
             for ran in self.batch.finished.values():
                 self.cleanups.extend(ran.outcome.cleanup)
         for ran in done.ran:
-            self._check(ran)
-        for ran in done.ran:
             if ran.scope is not None:
                 self.runtime.apply(ran.scope)
             if type(ran.outcome) is Stay:
                 conclude(self.runtime, self.step, ran.outcome)
-        chosen = checked(self.step, TOOL, done.outcome)
-        decided = Decided(Again()) if isinstance(chosen, Stay) else self._decided(chosen)
+        decided = Decided(Again()) if isinstance(done.outcome, Stay) else self._decided(done.outcome)
         decided.results = [ran.result for ran in done.ran]
         decided.attachments = [message for ran in done.ran for message in ran.outcome.messages]
         return decided
-
-    def _check(self, ran: Ran) -> None:
-        """An outcome that is not legal fails the turn, and nothing of its call counts."""
-        try:
-            checked(self.step, TOOL, ran.outcome, ran.call.name)
-        except InvalidOutcomeError:
-            ran.scope = None
-            ran.result = self.host.result(ran.call, {"error": "The tool failed: InvalidOutcomeError"}, "error")
-            raise
 
     async def clean_up(self) -> None:
         """Await what handlers asked for, all of it; on every path.

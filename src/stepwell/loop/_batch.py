@@ -10,19 +10,11 @@ from typing import Any, TypeAlias
 import anyio
 import anyio.to_thread
 
-from stepwell._json import json_copy
 from stepwell._signal import CancelSignal
-from stepwell.errors import (
-    ConflictingOutcomesError,
-    HandlerError,
-    InvalidOutcomeError,
-    NonJsonValueError,
-    StepwellError,
-    ToolTimeoutError,
-)
+from stepwell.errors import ConflictingOutcomesError, HandlerError, InvalidOutcomeError, StepwellError, ToolTimeoutError
 from stepwell.messages import JsonValue, ToolCall, ToolResult
 from stepwell.models import Deadlines
-from stepwell.outcomes import Go, Outcome, RetryWithModel, Stay
+from stepwell.outcomes import Outcome, Stay
 from stepwell.tools import ArgumentsError, Handler, ToolContext, ToolDefinition, ToolErrors
 
 from ._host import CallScope, LoopHost
@@ -145,11 +137,12 @@ class Batch:
             return self._failed(call, error, on_error)
         scope = host.open_call(call, after)
         self._start(call)
+        value: Any = None
         try:
             value = await self._invoke(handler, arguments, scope, context, timeout, call.name)
-            outcome, content = self._outcome(value, handler, call.name)
+            outcome, content = self._outcome(value, call.name)
         except Exception as error:  # noqa: BLE001 - recorded with the call; `run` raises it where that is asked for
-            return self._failed(call, error, on_error)
+            return self._failed(call, error, on_error, value)
         finally:
             scope.close()
         return self._done(Ran(call, host.result(call, content, "ok"), outcome, scope))
@@ -178,12 +171,13 @@ class Batch:
         for call in self.calls:
             self._start(call)
         arguments = handler.batch_arguments(context)
+        value: Any = None
         try:
             value = await self._invoke(handler, arguments, scope, context, handler.timeout, first.name, calls)
-            outcome, content = self._outcome(value, handler, first.name)
+            outcome, content = self._outcome(value, first.name)
         except Exception as error:  # noqa: BLE001 - as in `_one`
-            for call in self.calls:
-                self._failed(call, error, handler.on_error or host.tool_errors)
+            for index, call in enumerate(self.calls):
+                self._failed(call, error, handler.on_error or host.tool_errors, None if index else value)
             return
         finally:
             scope.close()
@@ -238,33 +232,13 @@ class Batch:
 
     # -- results
 
-    def _outcome(self, value: Any, handler: Handler, name: str) -> tuple[Outcome, JsonValue]:
+    def _outcome(self, value: Any, name: str) -> tuple[Outcome, JsonValue]:
         """What the returned value means, and the call's result for the model."""
-        if self.host.is_outcome_target(value):
-            value = Go(value)
-        if isinstance(value, RetryWithModel):
-            raise self._illegal(name, "retry_with_model, which belongs to on_llm_error")
-        if isinstance(value, Outcome):
-            feedback: Any = value.feedback
-            if feedback is None:
-                feedback = "ok"
-        else:
-            feedback = value if value is not None else "ok"
-            value = Stay(feedback=feedback)
-        try:
-            return value, json_copy(feedback)
-        except NonJsonValueError as error:
-            raise self._illegal(name, f"a value that is not JSON ({error.path or 'the whole'})") from error
+        outcome = self.host.outcome(value, name)
+        return outcome, "ok" if outcome.feedback is None else outcome.feedback
 
-    def _illegal(self, name: str, what: str) -> InvalidOutcomeError:
-        return InvalidOutcomeError(
-            f"The handler of tool {name} in stage {self.host.stage_id} returned {what}: return an outcome, a step "
-            "class or JSON.",
-            stage=self.host.stage_id,
-            tool=name,
-        )
-
-    def _failed(self, call: ToolCall, error: Exception, on_error: ToolErrors) -> Ran:
+    def _failed(self, call: ToolCall, error: Exception, on_error: ToolErrors, value: Any = None) -> Ran:
+        """A call that failed. Of what it returned, if it did, only the cleanup counts."""
         if isinstance(error, InvalidOutcomeError):
             on_error = "raise"
         text = f"The tool failed: {type(error).__name__}"
@@ -274,7 +248,8 @@ class Batch:
         raised: Exception | None = None
         if on_error == "raise":
             raised = error if isinstance(error, StepwellError) else self._wrapped(call, error)
-        return self._done(Ran(call, result, Stay(), None, raised))
+        outcome = Stay(cleanup=value.cleanup) if isinstance(value, Outcome) else Stay()
+        return self._done(Ran(call, result, outcome, None, raised))
 
     def _wrapped(self, call: ToolCall, error: Exception) -> HandlerError:
         wrapped = HandlerError(

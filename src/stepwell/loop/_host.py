@@ -10,6 +10,7 @@ from stepwell._clock import Clock
 from stepwell._signal import CancelSignal
 from stepwell.messages import JsonObject, JsonValue, Message, ToolCall, ToolResult, Usage
 from stepwell.models import Candidate, ModelGateway, ModelSelection, ToolSchema
+from stepwell.outcomes import Outcome
 from stepwell.tools import Handler, ToolDefinition, ToolErrors
 
 from ._contexts import LlmAttemptErrorContext, LlmBlockedContext, LlmErrorContext
@@ -241,8 +242,12 @@ class LoopHost(Protocol):
         """Stage a call's writes; it reads what `after` staged, or the state before the batch."""
         ...
 
-    def is_outcome_target(self, value: Any) -> bool:
-        """Whether a returned value is a stage class."""
+    def outcome(self, value: Any, tool: str) -> Outcome:
+        """What a tool handler returned, checked whole; what is no outcome is a `Stay` with it as feedback.
+
+        Raises:
+            InvalidOutcomeError: It is not legal, or not JSON.
+        """
         ...
 
     def result(self, call: ToolCall, content: JsonValue, outcome: Literal["ok", "error", "not_run"]) -> ToolResult:
