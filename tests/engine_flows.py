@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 
 from stepwell import Flow, Step, TerminateSessionStep, go, tool
-from stepwell.errors import StoreBusyError
+from stepwell.errors import StoreBusyError, StoreError
 from stepwell.sessions import MemoryStore
 
 
@@ -73,12 +73,15 @@ class FaultyStore(MemoryStore):
         self.refuse_saves = 0
         self.lose_answers = 0
         self.refuse_renewals = 0
+        self.break_saves = False
         self.gate: anyio.Event | None = None
 
     async def save(self, lease: Any, commit: Any, expected_revision: int) -> int:
         self.calls.append("save")
         if self.gate is not None:
             await self.gate.wait()
+        if self.break_saves:
+            raise StoreError("The disk is full.")
         if self.refuse_saves:
             self.refuse_saves -= 1
             raise StoreBusyError("The store is away for a moment.")

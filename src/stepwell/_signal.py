@@ -6,6 +6,8 @@ import threading
 
 __all__ = ["CancelSignal"]
 
+_making = threading.Lock()
+
 
 class CancelSignal:
     """Set once, never reset. Any thread may look at it or wait for it.
@@ -34,5 +36,7 @@ class CancelSignal:
     def wait(self, timeout: float | None = None) -> bool:
         """Block this thread (never the event loop's) until it is set, or for `timeout` seconds. Whether it is set."""
         if self._event is None:
-            self._event = threading.Event()
+            with _making:  # two threads that wait first at the same moment must wait for the same event
+                if self._event is None:
+                    self._event = threading.Event()
         return self._set or self._event.wait(timeout) or self._set

@@ -304,7 +304,7 @@ class ModelInvocationError(ProviderError):
         status: HTTP status, if there was one.
         provider_code: The provider's own error code, if it sent one.
         retry_after: Seconds the provider asked to wait, if it did.
-        cause: The exception of the client library; also set as `__cause__`.
+        cause: The exception of the client library. It is not chained: a traceback would print the provider's answer.
     """
 
     def __init__(
@@ -323,8 +323,6 @@ class ModelInvocationError(ProviderError):
         self.provider_code = provider_code
         self.retry_after = retry_after
         self.cause = cause
-        if cause is not None:
-            self.__cause__ = cause
 
 
 class ModelTimeoutError(ModelInvocationError):

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from engine_flows import BookFlow, FaultyStore, TalkFlow
+from engine_flows import BookFlow, FaultyStore, TalkFlow, TalkStep
 from stepwell import Engine, FilePart, Step, TextPart, UserMessage, tool
 from stepwell.engine import Accepted, Committed, Limits, Superseded, TextDelta, ToolFinished, TurnFinished, TurnStarted
 from stepwell.errors import (
@@ -609,7 +609,7 @@ async def test_a_writer_whose_own_lease_clock_ran_out_does_not_write() -> None:
         session = (await h.say("a")).session_id
         async with h.engine.stream("TalkFlow", "b", session_id=session, detached=True) as turn:
             await wait_for(turn, TurnStarted)
-        turn._hold.expire()
+        turn._task._hold.expire()
         gate.set()
         await turn.done.wait()
         assert turn.result.error is not None
@@ -792,9 +792,9 @@ async def test_limits_can_be_set() -> None:
 
 
 async def test_a_slow_reader_costs_no_more_than_the_text(monkeypatch: Any) -> None:
-    import stepwell.engine._events as events
+    import stepwell.engine._stream as stream
 
-    monkeypatch.setattr(events, "MAX_BUFFERED", 50)
+    monkeypatch.setattr(stream, "MAX_BUFFERED", 50)
     async with TurnHarness(TalkFlow, model=ScriptedModel([Reply.text(["x"] * 500)])) as h:
         async with h.engine.stream("TalkFlow", "a") as turn:
             await turn.done.wait()
@@ -843,3 +843,71 @@ async def test_no_public_call_raises_an_exception_group() -> None:
     async with TurnHarness(GroupFlow, model=ScriptedModel()) as h:
         with pytest.raises(HandlerError):
             await h.engine.run_or_raise("GroupFlow", "a")
+
+
+async def test_one_who_attaches_sees_the_turn_and_leaves_it_alone() -> None:
+    gate = anyio.Event()
+    model = ScriptedModel([Reply.text(["On", "ce."]).gated(gate, after=1)])
+    async with TurnHarness(TalkFlow, model=model) as h, h.engine.stream("TalkFlow", "pay", idempotency_key="k") as turn:
+        await wait_for(turn, TextDelta)
+        async with h.engine.stream("TalkFlow", "pay", idempotency_key="k") as other:
+            assert not other.owner
+            assert other.text == "On"
+        task = asyncio.create_task(h.engine.run("TalkFlow", "pay", idempotency_key="k"))
+        await anyio.wait_all_tasks_blocked()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with h.engine.stream("TalkFlow", "pay", idempotency_key="k") as other:
+            gate.set()
+            seen = [event async for event in other]
+            assert [e.text for e in seen if isinstance(e, TextDelta)] == ["ce."]
+            assert other.result.message == "Once."
+        async for _ in turn:
+            pass
+        assert turn.owner
+        assert turn.result == other.result
+
+
+async def test_an_open_turn_whose_stage_is_gone_closes_as_an_error() -> None:
+    class OldStep(Step):
+        @tool
+        async def look(self) -> str:
+            return "seen"
+
+    class MovingFlow(TalkFlow):
+        gone = False
+
+        def define_steps(self) -> list[Step[Any, Any]]:
+            return [TalkStep(self)] if MovingFlow.gone else [OldStep(self), TalkStep(self)]
+
+    clock = FakeClock()
+    model = ScriptedModel([Reply.tool_call("look"), Reply.text("x").stalling(after=0)], clock=clock)
+    async with TurnHarness(MovingFlow, model=model, clock=clock) as h:
+        async with h.engine.stream("MovingFlow", "go", detached=True) as turn:
+            await model.wait_stalled()
+        h.session_id = turn.session_id
+        MovingFlow.gone = True
+        await h.restart()
+        result = await h.say("more")
+        assert result.error is not None
+        assert (result.error.code, result.error.ids["stage"]) == ("migration", "OldStep")
+        assert (await h.document()).get("turn") is None
+        HistoryCheck().add_all(await h.history("OldStep"))
+
+
+async def test_a_failed_turn_that_cannot_be_closed_is_left_for_recovery(caplog: Any) -> None:
+    store = FaultyStore()
+    async with TurnHarness(ShakyFlow, model=ScriptedModel(["One.", "Two."]), store=store) as h:
+        ShakyStep.broken = True
+        store.break_saves = True
+        result = await h.say("first")
+        assert result.error is not None
+        assert result.error.code == "handler"
+        assert "could not be closed" in caplog.text
+        store.break_saves = False
+        ShakyStep.broken = False
+        assert (await h.document())["turn"]["run"] == result.run_id
+        # Another turn finishes the first one before it begins.
+        assert (await h.say("second")).message == "Two."
+        assert [m.text for m in await h.history("ShakyStep")] == ["first", "One.", "second", "Two."]  # type: ignore[union-attr]

@@ -33,10 +33,11 @@ from stepwell.models import ModelGateway, ModelSelection
 from stepwell.models.providers import Providers
 from stepwell.sessions import SessionStore, SessionSummary, export_session, import_session, open_store
 
-from ._events import Listener, TurnStream
+from ._events import Listener
 from ._owner import owner_id
 from ._result import TurnResult
-from ._turn import Turn, TurnInput, wrap
+from ._stream import TurnStream
+from ._turn import Turn, TurnInput, TurnTask, wrap
 from ._warm import WarmSessions
 from ._working import Working
 
@@ -130,8 +131,8 @@ class Engine:
         self._telemetry = telemetry
         self._capture_content = capture_content
         self._lines: dict[str, _Line] = {}
-        self._turns: dict[Turn, asyncio.Task[None]] = {}
-        self._by_key: dict[tuple[str, str | None, str], Turn] = {}
+        self._turns: dict[TurnTask, asyncio.Task[None]] = {}
+        self._by_key: dict[tuple[str, str | None, str], TurnTask] = {}
         self._renewer: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -212,8 +213,8 @@ class Engine:
         """
         options: TurnOptions = {"session_id": session_id, "config": config, "idempotency_key": idempotency_key}
         options |= {"on_busy": on_busy, "busy_timeout": busy_timeout}
-        turn = self._start(flow, message, options, watch=False)
-        await self._finish(turn)
+        turn, owner = self._start(flow, message, options)
+        await self._finish(turn, owner)
         if isinstance(turn.error, _MISUSE):
             raise turn.error
         return turn.result
@@ -226,8 +227,8 @@ class Engine:
         Raises:
             StepwellError: What failed the turn; an author's exception is the cause of a `HandlerError`.
         """
-        turn = self._start(flow, message, options, watch=False)
-        await self._finish(turn)
+        turn, owner = self._start(flow, message, options)
+        await self._finish(turn, owner)
         if turn.error is not None:
             raise wrap(cast("Exception", turn.error))
         return turn.result
@@ -249,18 +250,20 @@ class Engine:
             detached: Let the turn go on when the block is left; otherwise that cancels it, kind `caller`.
             **options: See `run`.
         """
-        turn = self._start(flow, message, options, watch=True)
+        task, owner = self._start(flow, message, options)
+        turn = Turn(task, task.listen(), owner=owner)
         try:
             yield turn
         finally:
-            if not detached and not turn.done.is_set():
+            if owner and not detached and not turn.done.is_set():
                 turn.cancel("caller")
                 with CancelScope(shield=True):
                     await turn.done.wait()
         if turn.done.is_set() and isinstance(turn.error, _MISUSE):
             raise turn.error
 
-    def _start(self, flow: str, message: str | UserMessage | None, options: TurnOptions, *, watch: bool) -> Turn:
+    def _start(self, flow: str, message: str | UserMessage | None, options: TurnOptions) -> tuple[TurnTask, bool]:
+        """Start a turn, or attach to the one that runs under the same key; and whether it was started."""
         if self._renewer is None or self._closed:
             raise EngineClosedError("The engine is not running: use it inside `async with Engine(...)`.")
         definition = self.definitions.get(flow)
@@ -289,26 +292,24 @@ class Engine:
                     "This idempotency key is in use with another message or config: use a new key for a new input.",
                     session_id=session_id,
                 )
-            return running
-        stream = TurnStream(self._listeners_of_turn())
-        if watch:
-            stream.listen()
-        turn = Turn(self, given, stream)
+            return running, False
+        turn = TurnTask(self, given, TurnStream(self._listeners_of_turn()))
         turn.key_index = index
         if index is not None:
             self._by_key[index] = turn
         # A plain task: the engine keeps it in `_turns`, cancels it by its own scope and waits for its end in `close`. A
         # task group would add a third of a turn's whole cost for what is there already.
         self._turns[turn] = asyncio.create_task(turn.main())
-        return turn
+        return turn, True
 
-    async def _finish(self, turn: Turn) -> None:
+    async def _finish(self, turn: TurnTask, owner: bool) -> None:
         try:
             await turn.done.wait()
         except anyio.get_cancelled_exc_class():
-            turn.cancel("caller")
-            with CancelScope(shield=True):
-                await turn.done.wait()
+            if owner:
+                turn.cancel("caller")
+                with CancelScope(shield=True):
+                    await turn.done.wait()
             raise
 
     async def cancel(self, session_id: str, *, reason: str | None = None, run_id: str | None = None) -> bool:
@@ -484,7 +485,7 @@ class Engine:
         """A turn is over; its session stays in memory."""
         self.warm.put(session, working, incarnation)
 
-    def turn_done(self, turn: Turn) -> None:
+    def turn_done(self, turn: TurnTask) -> None:
         """A turn is over, one way or the other."""
         self._turns.pop(turn, None)
         if turn.key_index is not None:
@@ -514,8 +515,11 @@ class Engine:
         while True:
             # A timer, not a sleep: a fake clock that jumps over sleeps must not run on because of this.
             due = asyncio.Event()
-            self.clock.call_at(self.clock.monotonic() + self.lease_ttl / 3, due.set)
-            await due.wait()
+            timer = self.clock.call_at(self.clock.monotonic() + self.lease_ttl / 3, due.set)
+            try:
+                await due.wait()
+            finally:
+                timer.cancel()
             for turn in list(self._turns):
                 await turn.renew()
 

@@ -29,7 +29,8 @@ from stepwell.errors import (
     TurnCancelledError,
 )
 from stepwell.flow import FlowDefinition, SummaryRule
-from stepwell.messages import JsonObject, ToolResult, UserMessage
+from stepwell.loop import Batch
+from stepwell.messages import JsonObject, ToolCall, ToolResult, UserMessage
 from stepwell.sessions import (
     Acquired,
     InboxRow,
@@ -43,17 +44,18 @@ from stepwell.sessions import (
 )
 
 from ._compaction import compact, due_for_compaction
-from ._events import Committed, TurnEvent, TurnFinished, TurnStarted, TurnStream
+from ._events import Committed, TurnEvent, TurnFinished, TurnStarted
 from ._hold import Hold
 from ._ids import new_id, session_id_from
 from ._machine import Done, FlowMachine
 from ._result import TurnFailure, TurnResult
+from ._stream import Reader, TurnStream
 from ._working import Working
 
 if TYPE_CHECKING:
     from ._engine import Engine
 
-__all__ = ["Turn", "TurnInput"]
+__all__ = ["Turn", "TurnInput", "TurnTask"]
 
 
 class TurnInput(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,14 +76,8 @@ class TurnInput(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(content).hexdigest().encode()
 
 
-class Turn:
-    """A turn under way, or done. Iterate over it for its events; `result` is there after the last.
-
-    Attributes:
-        run_id: The run.
-        session_id: The session, once it is known.
-        result: The result, once the turn is done.
-    """
+class TurnTask:
+    """A turn under way, or done: what the engine keeps. Callers hold a `Turn`."""
 
     def __init__(self, engine: Engine, given: TurnInput, stream: TurnStream) -> None:
         self.run_id = new_id()
@@ -105,7 +101,11 @@ class Turn:
         self._units = 0
         self._committing = False
 
-    # -- for the caller
+    # -- for callers
+
+    def listen(self) -> Reader:
+        """A reader of the events from now on."""
+        return self._stream.listen()
 
     @property
     def digest(self) -> bytes:
@@ -116,15 +116,6 @@ class Turn:
     def text(self) -> str:
         """What a person should see of this turn now."""
         return self._stream.visible
-
-    def __aiter__(self) -> Turn:
-        return self
-
-    async def __anext__(self) -> TurnEvent:
-        event = await self._stream.next()
-        if event is None:
-            raise StopAsyncIteration
-        return event
 
     def cancel(self, kind: CancelKind = "user", reason: str | None = None) -> bool:
         """Ask the turn to stop. `False`: it is done, or being cancelled already."""
@@ -180,10 +171,13 @@ class Turn:
             finally:
                 self._engine.leave_line(session)
         except Exception as error:  # noqa: BLE001 - whatever fails a turn becomes its result
-            if self._working is not None and self._working.head.turn is not None and self._hold.held:
-                return await self._failed(error)
-            await self._hold.give_up()
             self.error = error
+            if self._working is not None and self._working.head.turn is not None and self._hold.held:
+                try:
+                    return await self._failed(error)
+                except Exception as broken:  # noqa: BLE001 - the turn stays open in the store, for recovery
+                    self._engine.report("a failed turn could not be closed", broken, self.session_id)
+            await self._hold.give_up()
             return self._result_of(error)
 
     async def _run(self) -> TurnResult:
@@ -528,30 +522,15 @@ class Turn:
         if turn is None:
             await self._hold.give_up()
             return self._result_of(error)
-        step = machine.flow.get_step(turn.visit.stage)
-        ns = step.get_memory_space()
-        for call in working.open_calls(ns):
-            ran = batch.finished.get(call.id) if batch else None
-            if ran is not None:
-                if ran.scope is not None:
-                    working.apply(ran.scope)
-                working.add_message(ns, step.id, ran.result)
-                continue
-            began = batch is not None and call.id in batch.started
-            outcome: Literal["unknown", "not_run"] = "unknown" if began else "not_run"
-            text = (
-                "The turn ended while this call was running: whether it had an effect is unknown. Do not repeat it."
-                if began
-                else "The turn ended before this call was run."
-            )
-            working.add_message(
-                ns, step.id, ToolResult(call=call.id, name=call.name, content={"error": text}, outcome=outcome)
-            )
+        stage = turn.visit.stage
+        for ns, history in working.histories.items():
+            for call in history.open:
+                working.add_message(ns, stage, self._result_of_call(call, batch))
         failure = failure_of(error)
         working.log(
             "info" if kind else "error",
             f"turn cancelled ({kind})" if kind else "turn failed",
-            {"code": failure.code, "run": self.run_id, "stage": step.id},
+            {"code": failure.code, "run": self.run_id, "stage": stage},
         )
         if abort:
             working.head.status = "aborted"
@@ -560,6 +539,19 @@ class Turn:
         working.head.turn = None
         await self._commit(release=release)
         return result
+
+    def _result_of_call(self, call: ToolCall, batch: Batch | None) -> ToolResult:
+        """What a call came to when its turn ended; the staged writes of one that finished are applied."""
+        ran = batch.finished.get(call.id) if batch else None
+        if ran is not None:
+            if ran.scope is not None:
+                self.working.apply(ran.scope)
+            return ran.result
+        if batch is not None and call.id in batch.started:
+            text = "The turn ended while this call was running: whether it had an effect is unknown. Do not repeat it."
+            return ToolResult(call=call.id, name=call.name, content={"error": text}, outcome="unknown")
+        text = "The turn ended before this call was run."
+        return ToolResult(call=call.id, name=call.name, content={"error": text}, outcome="not_run")
 
     def _result_of(self, error: Exception, turn: TurnRecord | None = None) -> TurnResult:
         working = self._working
@@ -598,6 +590,70 @@ class Turn:
             except Exception as broken:  # noqa: BLE001 - reported; the turn is over either way
                 self._engine.report("a cancelled turn could not be closed", broken, self.session_id)
         return self._result_of(error)
+
+
+class Turn:
+    """A caller's hold on a turn: iterate over it for its events; `result` is there after the last.
+
+    Attributes:
+        owner: Whether this caller started the turn. One that attached to it by an idempotency key did not, and leaving
+            the block of `Engine.stream` does not cancel it.
+    """
+
+    __slots__ = ("_reader", "_task", "owner")
+
+    def __init__(self, task: TurnTask, reader: Reader, *, owner: bool) -> None:
+        self._task = task
+        self._reader = reader
+        self.owner = owner
+
+    @property
+    def run_id(self) -> str:
+        """The run."""
+        return self._task.run_id
+
+    @property
+    def session_id(self) -> str:
+        """The session, `""` until it is known."""
+        return self._task.session_id
+
+    @property
+    def text(self) -> str:
+        """What a person should see of this turn now."""
+        return self._task.text
+
+    @property
+    def result(self) -> TurnResult:
+        """The result, once the turn is done."""
+        return self._task.result
+
+    @property
+    def error(self) -> BaseException | None:
+        """The exception behind `result.error`."""
+        return self._task.error
+
+    @property
+    def done(self) -> asyncio.Event:
+        """Set when there is a result."""
+        return self._task.done
+
+    @property
+    def ended(self) -> asyncio.Event:
+        """Set when the session is free again: after compaction, where there is any."""
+        return self._task.ended
+
+    def cancel(self, kind: CancelKind = "user", reason: str | None = None) -> bool:
+        """Ask the turn to stop. `False`: it is done, or being cancelled already."""
+        return self._task.cancel(kind, reason)
+
+    def __aiter__(self) -> Turn:
+        return self
+
+    async def __anext__(self) -> TurnEvent:
+        event = await self._reader.next()
+        if event is None:
+            raise StopAsyncIteration
+        return event
 
 
 def failure_of(error: Exception) -> TurnFailure:

@@ -45,7 +45,7 @@ from stepwell.sessions import (
     TurnRecord,
 )
 
-from ._events import TurnStream
+from ._stream import TurnStream
 
 __all__ = ["History", "Scope", "Working"]
 
