@@ -22,8 +22,8 @@ from ._events import (
     UnitStarted,
     Warned,
 )
+from ._handle import Turn
 from ._result import TurnFailure, TurnResult
-from ._turn import Turn
 
 __all__ = [
     "Accepted",

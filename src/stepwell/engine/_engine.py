@@ -34,10 +34,11 @@ from stepwell.models.providers import Providers
 from stepwell.sessions import SessionStore, SessionSummary, export_session, import_session, open_store
 
 from ._events import Listener
+from ._handle import Turn
 from ._owner import owner_id
-from ._result import TurnResult
+from ._result import TurnResult, wrap
 from ._stream import TurnStream
-from ._turn import Turn, TurnInput, TurnTask, wrap
+from ._turn import TurnInput, TurnTask
 from ._warm import WarmSessions
 from ._working import Working
 

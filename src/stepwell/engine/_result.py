@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
+from stepwell.errors import HandlerError, StepwellError
 from stepwell.messages import JsonObject
 from stepwell.sessions import ModelUsage
 
-__all__ = ["TurnFailure", "TurnResult"]
+__all__ = ["TurnFailure", "TurnResult", "failure_of", "wrap"]
 
 
 class TurnFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,3 +67,22 @@ class TurnResult(msgspec.Struct, frozen=True, kw_only=True):
     def from_json(cls, data: Mapping[str, Any]) -> TurnResult:
         """From `to_json`."""
         return msgspec.convert(data, cls)
+
+
+def failure_of(error: Exception) -> TurnFailure:
+    """The public form of an error: nothing of the conversation in it."""
+    if isinstance(error, StepwellError):
+        return TurnFailure(code=error.code, message=error.message, retryable=error.retryable, ids=error.ids)
+    wrapped = wrap(error)
+    return TurnFailure(code=wrapped.code, message=wrapped.message, ids=wrapped.ids)
+
+
+def wrap(error: Exception) -> StepwellError:
+    """An error of the author's code as a typed one, with the cause attached."""
+    if isinstance(error, StepwellError):
+        return error
+    wrapped = HandlerError(
+        f"A hook raised {type(error).__name__}: its traceback is in the log; the session is as it was before the unit."
+    )
+    wrapped.__cause__ = error
+    return wrapped

@@ -19,7 +19,6 @@ from anyio import CancelScope
 from stepwell._json import json_copy
 from stepwell.errors import (
     CancelKind,
-    HandlerError,
     IdempotencyConflictError,
     InvalidInputError,
     SessionConflictError,
@@ -44,18 +43,18 @@ from stepwell.sessions import (
 )
 
 from ._compaction import compact, due_for_compaction
-from ._events import Committed, TurnEvent, TurnFinished, TurnStarted
+from ._events import Committed, TurnFinished, TurnStarted
 from ._hold import Hold
 from ._ids import new_id, session_id_from
 from ._machine import Done, FlowMachine
-from ._result import TurnFailure, TurnResult
+from ._result import TurnResult, failure_of
 from ._stream import Reader, TurnStream
 from ._working import Working
 
 if TYPE_CHECKING:
     from ._engine import Engine
 
-__all__ = ["Turn", "TurnInput", "TurnTask"]
+__all__ = ["TurnInput", "TurnTask"]
 
 
 class TurnInput(msgspec.Struct, frozen=True, kw_only=True):
@@ -590,89 +589,6 @@ class TurnTask:
             except Exception as broken:  # noqa: BLE001 - reported; the turn is over either way
                 self._engine.report("a cancelled turn could not be closed", broken, self.session_id)
         return self._result_of(error)
-
-
-class Turn:
-    """A caller's hold on a turn: iterate over it for its events; `result` is there after the last.
-
-    Attributes:
-        owner: Whether this caller started the turn. One that attached to it by an idempotency key did not, and leaving
-            the block of `Engine.stream` does not cancel it.
-    """
-
-    __slots__ = ("_reader", "_task", "owner")
-
-    def __init__(self, task: TurnTask, reader: Reader, *, owner: bool) -> None:
-        self._task = task
-        self._reader = reader
-        self.owner = owner
-
-    @property
-    def run_id(self) -> str:
-        """The run."""
-        return self._task.run_id
-
-    @property
-    def session_id(self) -> str:
-        """The session, `""` until it is known."""
-        return self._task.session_id
-
-    @property
-    def text(self) -> str:
-        """What a person should see of this turn now."""
-        return self._task.text
-
-    @property
-    def result(self) -> TurnResult:
-        """The result, once the turn is done."""
-        return self._task.result
-
-    @property
-    def error(self) -> BaseException | None:
-        """The exception behind `result.error`."""
-        return self._task.error
-
-    @property
-    def done(self) -> asyncio.Event:
-        """Set when there is a result."""
-        return self._task.done
-
-    @property
-    def ended(self) -> asyncio.Event:
-        """Set when the session is free again: after compaction, where there is any."""
-        return self._task.ended
-
-    def cancel(self, kind: CancelKind = "user", reason: str | None = None) -> bool:
-        """Ask the turn to stop. `False`: it is done, or being cancelled already."""
-        return self._task.cancel(kind, reason)
-
-    def __aiter__(self) -> Turn:
-        return self
-
-    async def __anext__(self) -> TurnEvent:
-        event = await self._reader.next()
-        if event is None:
-            raise StopAsyncIteration
-        return event
-
-
-def failure_of(error: Exception) -> TurnFailure:
-    """The public form of an error: nothing of the conversation in it."""
-    if isinstance(error, StepwellError):
-        return TurnFailure(code=error.code, message=error.message, retryable=error.retryable, ids=error.ids)
-    wrapped = wrap(error)
-    return TurnFailure(code=wrapped.code, message=wrapped.message, ids=wrapped.ids)
-
-
-def wrap(error: Exception) -> StepwellError:
-    """An error of the author's code as a typed one, with the cause attached."""
-    if isinstance(error, StepwellError):
-        return error
-    wrapped = HandlerError(
-        f"A hook raised {type(error).__name__}: its traceback is in the log; the session is as it was before the unit."
-    )
-    wrapped.__cause__ = error
-    return wrapped
 
 
 def _reshape(working: Working, document: Any) -> None:
