@@ -9,7 +9,7 @@ import pytest
 from stepwell.errors import HandlerError, MigrationError, NewerSchemaError
 from stepwell.messages import JsonObject
 from stepwell.sessions import MemoryHead, Migration, SessionHead, StageRecord, migrate_head
-from stepwell.testing._store_conformance import make_head
+from stepwell.testing._store_base import make_head
 
 
 def stored(version: int = 1, flow: str = "Flow") -> SessionHead:

@@ -11,7 +11,7 @@ import stepwell.sessions
 from stepwell.errors import InvalidInputError, StoreError
 from stepwell.sessions import Commit, MemoryStore, SqliteStore, open_store
 from stepwell.testing import FakeClock
-from stepwell.testing._store_conformance import OWNER, make_head
+from stepwell.testing._store_base import OWNER, make_head
 
 pytestmark = pytest.mark.anyio
 

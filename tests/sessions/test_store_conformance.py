@@ -9,7 +9,7 @@ import pytest
 from stepwell.errors import StoreBusyError, StoreError, UnknownSessionError
 from stepwell.sessions import Commit, MemoryStore, SessionStore, SqliteStore, open_store
 from stepwell.testing import SessionStoreConformance, SessionStoreProcessConformance
-from stepwell.testing._store_conformance import _raises, make_head
+from stepwell.testing._store_base import make_head, raises
 from stepwell.testing._store_processes import count_up, write_until_killed
 
 pytestmark = pytest.mark.anyio
@@ -99,9 +99,9 @@ async def acquire_owner_again(url: str) -> None:
 
 
 def test_what_the_suite_expects_must_happen() -> None:
-    with pytest.raises(AssertionError, match="StoreError was not raised, but nothing"), _raises(StoreError):
+    with pytest.raises(AssertionError, match="StoreError was not raised, but nothing"), raises(StoreError):
         pass
-    with pytest.raises(AssertionError, match=r"StoreError was not raised, but .*StoreBusyError"), _raises(StoreError):
+    with pytest.raises(AssertionError, match=r"StoreError was not raised, but .*StoreBusyError"), raises(StoreError):
         raise StoreBusyError("locked")
-    with pytest.raises(ValueError, match="x"), _raises(StoreError):
+    with pytest.raises(ValueError, match="x"), raises(StoreError):
         raise ValueError("x")

@@ -35,7 +35,7 @@ from stepwell.sessions import (
     SqliteStore,
 )
 from stepwell.testing import FakeClock
-from stepwell.testing._store_conformance import make_head, make_row
+from stepwell.testing._store_base import make_head, make_row
 
 IDS = st.sampled_from(["a", "b", "c"])
 OWNERS = st.sampled_from(["p", "q"])

@@ -23,7 +23,7 @@ from stepwell.sessions import (
     export_session,
     import_session,
 )
-from stepwell.testing._store_conformance import OWNER, TTL, make_head
+from stepwell.testing._store_base import OWNER, TTL, make_head
 
 pytestmark = pytest.mark.anyio
 

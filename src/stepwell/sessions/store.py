@@ -1,7 +1,7 @@
 """The protocol every session store implements, and the records it takes and gives.
 
 A store keeps, per session: the head (JSON text, opaque to it but for the columns below), append-only rows (messages by
-namespace and position, sequence, log), the journal, the inbox, and the lease columns. `session_store_conformance` in
+namespace and position, sequence, log), the journal, the inbox, and the lease columns. `SessionStoreConformance` in
 `stepwell.testing` is the executable form of this page.
 """
 
@@ -13,6 +13,7 @@ from typing import Literal, Protocol, TypeAlias
 import msgspec
 
 from stepwell.messages import Message
+
 from .document import LogEntry, SequenceEntry, SessionHead, SessionSummary
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import ClassVar
 from stepwell.errors import RaceError, StoreBusyError
 from stepwell.sessions import Commit, InboxRow, JournalRow, SequenceEntry, SessionStore, StageRecord, open_store
 
-from ._store_conformance import OTHER, OWNER, TTL, make_head, make_row
+from ._store_base import OTHER, OWNER, TTL, make_head, make_row
 
 __all__ = ["SessionStoreProcessConformance", "count_up", "write_until_killed"]
 
