@@ -396,13 +396,14 @@ async def test_a_handler_out_of_time_fails_the_turn_with_its_name() -> None:
 
 
 async def test_a_thread_out_of_time_is_left_alone_and_its_late_writes_are_refused() -> None:
-    begun, ended = threading.Event(), threading.Event()
+    begun, over, ended = threading.Event(), threading.Event(), threading.Event()
     late: list[Exception] = []
 
     @tool(timeout=3)
     def slow(self: Any, ctx: ToolContext) -> None:
         begun.set()
-        ctx.cancelled.wait(30)
+        assert ctx.cancelled.wait(30)
+        over.wait()
         try:
             self.save_state({"late": 1})
         except HandlerError as error:
@@ -413,9 +414,10 @@ async def test_a_thread_out_of_time_is_left_alone_and_its_late_writes_are_refuse
         group.start_soon(h.say, "hi")
         await anyio.to_thread.run_sync(begun.wait)
         await h.clock.advance(4)
-        await anyio.to_thread.run_sync(ended.wait)
         while not h.results:
             await anyio.lowlevel.checkpoint()
+        over.set()
+        await anyio.to_thread.run_sync(ended.wait)
         assert failure(h.results[0])[0] == "tool_timeout"
         assert await h.state("A") == {}
     assert len(late) == 1
