@@ -7,8 +7,9 @@ never a route: by name, only `go("Name")` routes.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, fields, replace
 from typing import Any, Self, TypeAlias
+
+import msgspec
 
 from .messages import JsonValue, Message
 from .models import ModelSelection
@@ -39,8 +40,7 @@ VALIDATED = "input validated"
 """What the model is told of a call whose handler gives no feedback of its own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all outcomes; made by the functions below, not by hand.
 
     Attributes:
@@ -63,74 +63,68 @@ class Outcome:
 
     def with_tool_feedback(self, text: JsonValue) -> Self:
         """Tell the model this as the call's result."""
-        return replace(self, feedback=text)
+        return msgspec.structs.replace(self, feedback=text)
 
     def with_state(self, patch: Mapping[str, Any]) -> Self:
         """Save this in the destination's state (each top-level key given is replaced)."""
-        return replace(self, state={**(self.state or {}), **patch})
+        return msgspec.structs.replace(self, state={**(self.state or {}), **patch})
 
     def with_prompt(self, text: str) -> Self:
         """Give the destination this prompt, unless its `get_prompt` says otherwise."""
-        return replace(self, prompt=text)
+        return msgspec.structs.replace(self, prompt=text)
 
     def with_message(self, message: Message | str) -> Self:
         """Put a message into the destination's memory, after the tool results."""
-        return replace(self, message=message)
+        return msgspec.structs.replace(self, message=message)
 
     def with_content_type(self, content_type: str) -> Self:
         """Set the MIME type of the reply."""
-        return replace(self, content_type=content_type)
+        return msgspec.structs.replace(self, content_type=content_type)
 
     def with_messages(self, *messages: Message | str) -> Self:
         """Attach messages to the current history, after the tool results, for the model to see."""
-        return replace(self, messages=self.messages + messages)
+        return msgspec.structs.replace(self, messages=self.messages + messages)
 
     def with_cleanup(self, fn: Cleanup) -> Self:
         """Await `fn` once the model has seen the attachments, and on every error path."""
-        return replace(self, cleanup=(*self.cleanup, fn))
+        return msgspec.structs.replace(self, cleanup=(*self.cleanup, fn))
 
     @property
     def route(self) -> tuple[Any, ...]:
         """What makes two outcomes of one batch the same: everything but feedback, attachments and cleanup."""
-        return (type(self), *(getattr(self, f.name) for f in fields(self) if f.name not in _NOT_ROUTE))
+        return (type(self), *(getattr(self, name) for name in self.__struct_fields__ if name not in _NOT_ROUTE))
 
 
-@dataclass(frozen=True, slots=True)
-class Go(Outcome):
+class Go(Outcome, frozen=True):
     """Move the cursor and continue in this turn."""
 
     target: Target
 
 
-@dataclass(frozen=True, slots=True)
-class Stay(Outcome):
+class Stay(Outcome, frozen=True):
     """Same stage; the model gets the feedback as the tool's result."""
 
 
-@dataclass(frozen=True, slots=True)
-class Direct(Outcome):
+class Direct(Outcome, frozen=True):
     """Answer from code, no further model call, cursor unchanged."""
 
     content: JsonValue
 
 
-@dataclass(frozen=True, slots=True)
-class DirectTo(Outcome):
+class DirectTo(Outcome, frozen=True):
     """Answer from code; the cursor moves for the next turn, the target does not run now."""
 
     target: Target
     content: JsonValue
 
 
-@dataclass(frozen=True, slots=True)
-class Finish(Outcome):
+class Finish(Outcome, frozen=True):
     """The session is completed, with this answer."""
 
     content: JsonValue = None
 
 
-@dataclass(frozen=True, slots=True)
-class RetryWithModel(Outcome):
+class RetryWithModel(Outcome, frozen=True):
     """One temporary alternate model, from `on_llm_error` only."""
 
     selection: ModelSelection

@@ -7,7 +7,6 @@ building them again. So recovery is this same code after loading.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -40,8 +39,7 @@ from ._working import Working
 __all__ = ["Done", "FlowMachine"]
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(msgspec.Struct, frozen=True):
     """The turn is over; what it answers."""
 
     message: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+
+import msgspec
 
 from stepwell._clock import Clock
 
@@ -18,8 +19,7 @@ MAX_IDLE = 900.0
 """Seconds after which a warm session is dropped."""
 
 
-@dataclass(slots=True)
-class Warm:
+class Warm(msgspec.Struct):
     """One kept session."""
 
     working: Working

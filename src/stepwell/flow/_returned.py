@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -73,7 +72,7 @@ def handled(step: Step[Any, Any], value: Any, tool: str) -> Outcome:
     plain = not isinstance(value, Outcome) and not _is_stage(value)
     outcome: Outcome = checked(step, TOOL, Stay(feedback=value) if plain else value, tool)
     try:
-        return replace(outcome, feedback=json_copy(outcome.feedback))
+        return msgspec.structs.replace(outcome, feedback=json_copy(outcome.feedback))
     except NonJsonValueError as error:
         where = error.path or "the whole"
         raise _illegal(step, TOOL, value, tool, f"returned a result that is not JSON ({where})") from error
@@ -117,7 +116,7 @@ def _with_text(step: Step[Any, Any], hook: str, value: Direct | DirectTo | Finis
     except NonJsonValueError as error:
         where = error.path or "the whole"
         raise _illegal(step, hook, value, tool, f"answers with content that is not JSON ({where})") from error
-    return replace(value, content=text, content_type=value.content_type or "application/json")
+    return msgspec.structs.replace(value, content=text, content_type=value.content_type or "application/json")
 
 
 def _illegal(step: Step[Any, Any], hook: str, value: Any, tool: str | None, what: str) -> InvalidOutcomeError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import msgspec
@@ -20,15 +19,13 @@ from stepwell.outcomes import Cleanup, Direct, DirectTo, Finish, Go, Outcome, St
 __all__ = ["Again", "Decided", "Decision", "Reply", "Visit", "conclude", "logic", "settle"]
 
 
-@dataclass(frozen=True, slots=True)
-class Again:
+class Again(msgspec.Struct, frozen=True):
     """The visit goes on with another unit; `shown` is what this one shows."""
 
     shown: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """The stage answered the person."""
 
     text: str
@@ -38,8 +35,7 @@ class Reply:
 Decision: TypeAlias = Again | Reply | Go | DirectTo | Finish
 
 
-@dataclass(slots=True)
-class Decided:
+class Decided(msgspec.Struct):
     """What a unit came to.
 
     Attributes:
@@ -156,7 +152,7 @@ class Visit:
             case Go():
                 return Decided(value, default, reply=kept)
             case DirectTo(content=None) | Finish(content=None):
-                return Decided(replace(value, content=default), default, reply=kept)
+                return Decided(msgspec.structs.replace(value, content=default), default, reply=kept)
             case _:
                 return self._instead(self._answered(value), kept)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from stepwell._signal import CancelSignal
 from stepwell.errors import ConflictingOutcomesError, HandlerError, InvalidOutcomeError, StepwellError, ToolTimeoutError
@@ -26,8 +26,7 @@ __all__ = ["Batch", "BatchResult", "Ran"]
 _Found: TypeAlias = tuple[Handler, ToolDefinition | None] | None
 
 
-@dataclass(slots=True)
-class Ran:
+class Ran(msgspec.Struct):
     """A call that has its result.
 
     Attributes:
@@ -45,8 +44,7 @@ class Ran:
     error: Exception | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BatchResult:
+class BatchResult(msgspec.Struct, frozen=True):
     """All calls, in the reply's order, and the outcome that is applied (`Stay` if none says otherwise)."""
 
     ran: Sequence[Ran]

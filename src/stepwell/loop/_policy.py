@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Final, Literal, Self, TypeAlias
+
+from stepwell.models import Deadlines
 
 __all__ = [
     "DEFAULT_POLICY",
@@ -145,6 +148,16 @@ class CallPolicy:
             raise ValueError(f"default_retry is 'transient' or 'always', not {self.default_retry!r}.")
         if unknown := set(self.auto_reject) - {"truncated", "schema"}:
             raise ValueError(f"auto_reject knows 'truncated' and 'schema', not {', '.join(sorted(unknown))}.")
+
+    @cached_property
+    def deadlines(self) -> Deadlines:
+        """The time limits, as a model request carries them."""
+        return Deadlines(
+            connect=self.connect_timeout,
+            first_token=self.first_token_timeout,
+            idle=self.idle_timeout,
+            attempt=self.timeout,
+        )
 
     def merge(self, override: CallPolicyOverride) -> Self:
         """This policy with the fields that `override` gives."""

@@ -17,7 +17,7 @@ The classification (design: the model loop), first match wins:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 import msgspec
@@ -36,7 +36,7 @@ from stepwell.errors import (
     UsageLimitError,
 )
 from stepwell.messages import UserMessage
-from stepwell.models import Candidate, Deadlines, ModelGateway, ModelRequest, ModelSelection, StopReason
+from stepwell.models import Candidate, ModelGateway, ModelRequest, ModelSelection, StopReason
 from stepwell.outcomes import RetryWithModel
 
 from ._attempt import Attempt
@@ -62,8 +62,7 @@ _SILENT = frozenset({StopReason.COMPLETE, StopReason.UNSPECIFIED})
 _NUDGEABLE = _SILENT | {StopReason.MALFORMED_TOOL_CALL}
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(msgspec.Struct, frozen=True):
     """A candidate that counts. `silent`: nothing in it, and the policy accepts that. `cut`: its calls must not run."""
 
     candidate: Candidate
@@ -72,16 +71,14 @@ class Accepted:
     cut: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Terminal:
+class Terminal(msgspec.Struct, frozen=True):
     """A failure hook decided: `value` is text or an outcome, `hook` its name."""
 
     value: Any
     hook: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Failed:
+class _Failed(msgspec.Struct, frozen=True):
     """An attempt that did not yield an accepted candidate; holds what the decision needs."""
 
     kind: ErrorKind
@@ -90,8 +87,7 @@ class _Failed:
     rejection: Rejection | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Blocked:
+class _Blocked(msgspec.Struct, frozen=True):
     """The provider refused."""
 
     context: LlmBlockedContext
@@ -236,12 +232,7 @@ class _Round:
             messages=messages,
             tools=host.exposed(),
             output_schema=host.output_schema(),
-            deadlines=Deadlines(
-                connect=policy.connect_timeout,
-                first_token=policy.first_token_timeout,
-                idle=policy.idle_timeout,
-                attempt=policy.timeout,
-            ),
+            deadlines=policy.deadlines,
             conversation=host.conversation,
         )
 
