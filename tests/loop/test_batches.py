@@ -10,7 +10,7 @@ import pydantic
 import pytest
 
 from loop_flows import FAST, Other, Talk, chat
-from stepwell import direct, go, retry_with_model, stay, tool, tools
+from stepwell import Flow, Step, direct, go, retry_with_model, stay, tool, tools
 from stepwell.engine import ToolFinished, ToolProgress, ToolStarted, Warned
 from stepwell.errors import ConflictingOutcomesError, HandlerError, InvalidOutcomeError, ToolTimeoutError
 from stepwell.messages import HistoryCheck, ToolResult
@@ -551,3 +551,31 @@ async def test_idempotency_keys_differ_even_where_a_visit_is_one_unit() -> None:
         await h.say("hi")
     assert h.results[0].units == 1
     assert len(keys) == len(set(keys)) == 4
+
+
+async def test_a_part_of_a_set_is_told_that_it_runs_only_as_a_whole() -> None:
+    class PairStep(Step):
+        def define_tools(self) -> list[ToolDefinition]:
+            return [ToolDefinition("left"), ToolDefinition("right")]
+
+        def use_tools(self) -> list[str]:
+            return ["left", "right"]
+
+        @tools("left", "right")
+        async def both(self, calls: Any) -> str:
+            return f"{len(calls)} of 2"
+
+    class PairFlow(Flow):
+        def config_model(self) -> str:
+            return "scripted:m"
+
+        def define_steps(self) -> list[Step[Any, Any]]:
+            return [PairStep(self)]
+
+    script = [Reply.tool_call("left"), Reply.tool_calls(Call("left", id="a"), Call("right", id="b")), "Done."]
+    async with TurnHarness(PairFlow, model=ScriptedModel(script)) as h:
+        await h.say("go")
+        results = [m for m in await h.history("PairStep") if isinstance(m, ToolResult)]
+        assert [m.outcome for m in results] == ["error", "ok", "ok"]
+        assert "only runs together" in results[0].content["error"]
+        assert not [line for line in await h.log() if "not exposed" in line.text]

@@ -121,6 +121,10 @@ class Batch:
     async def _one(self, call: ToolCall, found: _Found, after: CallScope | None) -> Ran:
         host = self.host
         if found is None:
+            if any(schema.name == call.name for schema in host.exposed()):
+                # A set of tools that one handler serves: the model called only some of them, or others besides.
+                why = f"{call.name} only runs together with the tools it belongs to, in one reply and without others."
+                return self._refuse(call, why)
             host.observer.warn("a tool that is not exposed was called", {"tool": call.name, "stage": host.stage_id})
             return self._refuse(call, f"There is no tool {call.name} here.")
         handler, definition = found
