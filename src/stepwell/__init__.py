@@ -5,7 +5,7 @@ The names of everyday use are here; each sub-package has the rest. Nothing optio
 
 from stepwell.engine import Engine, Turn, TurnResult
 from stepwell.errors import StepwellError
-from stepwell.flow import Flow, LogicStep, Step, TerminateSessionStep
+from stepwell.flow import Flow, LogicResult, LogicStep, ResponseResult, Step, TerminateSessionStep
 from stepwell.loop import (
     AskShorter,
     CallPolicy,
@@ -18,7 +18,21 @@ from stepwell.loop import (
 )
 from stepwell.messages import AssistantMessage, DirectMessage, FilePart, TextPart, ToolCall, ToolResult, UserMessage
 from stepwell.models import Candidate, ModelCatalog, ModelSelection, Providers, model_stop_reason
-from stepwell.outcomes import Outcome, direct, direct_to, finish, go, retry_with_model, stay
+from stepwell.outcomes import (
+    Direct,
+    DirectTo,
+    Finish,
+    Go,
+    Outcome,
+    Stay,
+    direct,
+    direct_to,
+    finish,
+    go,
+    retry_with_model,
+    stay,
+)
+from stepwell.sessions import Migration
 from stepwell.tools import ToolContext, ToolDefinition, tool, tools
 
 __all__ = [
@@ -27,20 +41,28 @@ __all__ = [
     "CallPolicy",
     "CallPolicyOverride",
     "Candidate",
+    "Direct",
     "DirectMessage",
+    "DirectTo",
     "EmptyPolicy",
     "Engine",
     "FilePart",
+    "Finish",
     "Flow",
+    "Go",
     "LlmAttemptErrorContext",
     "LlmBlockedContext",
     "LlmErrorContext",
+    "LogicResult",
     "LogicStep",
+    "Migration",
     "ModelCatalog",
     "ModelSelection",
     "Outcome",
     "Providers",
     "RaiseCap",
+    "ResponseResult",
+    "Stay",
     "Step",
     "StepwellError",
     "TerminateSessionStep",
