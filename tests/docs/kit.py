@@ -3,8 +3,8 @@
 What a block's first line says:
 
 * ` ```python `: run. The blocks of a page share one namespace and one directory.
-* ` ```python title="hotel.py" `: written to that file; `title="hotel.py: A, B"` replaces or adds only these top-level
-  definitions (`imports` stands for all import statements).
+* ` ```python title="hotel.py" `: written to that file; `title="hotel.py: A, B"` replaces only these top-level
+  definitions (`imports` stands for all import statements); what is new goes before what follows it in the block.
 * ` ```python {.excerpt} `: code that stands elsewhere; only compiled.
 * ` ```console `: the commands behind `$`, run by bash; what stands below one is its output. Lines that begin with
   `you > ` are typed. `^C` stops the server. ` ```console {.manual} ` is not run.
@@ -79,13 +79,16 @@ def edited(source: str, names: str, code: str, where: str) -> str:
     wanted = {name.strip() for name in names.split(",")}
     assert set(new) == wanted, f"{where}: the title names {sorted(wanted)}, the block has {sorted(new)}"
     for name, text in new.items():
-        old = _definitions(source).get(name)
-        if old is None and name == "imports":
+        known = _definitions(source)
+        after = next((known[other] for other in list(new)[list(new).index(name) :] if other in known), None)
+        if name in known:
+            source = source.replace(known[name], text, 1)
+        elif name == "imports":
             source = f"{text}\n{source}"
-        elif old is None:
-            source = f"{source.rstrip()}\n\n\n{text}"
+        elif after is not None:
+            source = source.replace(after, f"{text}\n\n{after}", 1)
         else:
-            source = source.replace(old, text, 1)
+            source = f"{source.rstrip()}\n\n\n{text}"
     return source
 
 
@@ -104,7 +107,7 @@ def _definitions(code: str) -> dict[str, str]:
         if name is not None:
             found[name] = "".join(lines[first - 1 : node.end_lineno])
     if imports:
-        found["imports"] = "".join(lines[imports[0].lineno - 1 : imports[-1].end_lineno])
+        found = {"imports": "".join(lines[imports[0].lineno - 1 : imports[-1].end_lineno]), **found}
     return found
 
 
