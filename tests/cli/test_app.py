@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cli.kit import DESK, HOTEL, Command
+from stepwell.cli import main
 
 COMMANDS = ("demo", "new", "chat", "serve", "check", "draw", "bench", "sessions")
 
@@ -84,6 +85,18 @@ def test_an_interrupt_ends_with_130(command: Command, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("stepwell.cli._targets.load_flow", interrupted)
     assert command("draw", DESK).code == 130
+
+
+def test_a_broken_pipe_is_quiet(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def broken(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("stepwell.cli._targets.load_flow", broken)
+    with (tmp_path / "out").open("w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert main(["draw", DESK]) == 1
+        out.write("into nothing")
+    assert (tmp_path / "out").read_text() == ""
 
 
 def test_a_reader_that_goes_away_is_no_failure_to_talk_about() -> None:

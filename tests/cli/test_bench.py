@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cli.kit import DESK, FLOWS, HOTEL, Command
 
 
@@ -26,6 +28,12 @@ def test_a_table_for_a_flow_of_ones_own(command: Command) -> None:
     assert len(rows) == 4
     assert note.startswith("ms:")
     assert ran.err == ""
+
+
+def test_a_session_does_not_grow_for_ever(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepwell.cli._bench.KEEP", 3)
+    ran = command("bench", "--seconds", "0.05", "--json")
+    assert all(case["turns"] > 6 for case in ran.json["cases"])
 
 
 def test_sessions_that_end_begin_again(command: Command) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from cli.kit import DESK, FLOWS, Command
+from stepwell.cli import main
+from stepwell.cli._render import render_live
 
 TALK = "hello\nabout rooms\n\nshow me\nbye\nnobody hears this\n"
 
@@ -124,6 +130,13 @@ def test_debug_writes_the_log_with_tracebacks(command: Command, caplog: pytest.L
     assert "secret" not in "".join(record.getMessage() for record in caplog.records)
 
 
+def test_warnings_of_the_session_are_shown(command: Command) -> None:
+    ran = command.chat("warns", stdin="hello\n")
+    assert ran.code == 0
+    assert "  warning: a tool that is not exposed was called\n" in ran.out
+    assert "  nothing_like_it()  error\n" in ran.out
+
+
 def test_nothing_of_a_superseded_attempt_stays(command: Command) -> None:
     ran = command.chat("superseded", stdin="hello\n")
     assert ran.out == "you > hello\n  attempt 1: thrown\nThis is it.\n\n"
@@ -196,3 +209,46 @@ def test_on_a_screen_too_nothing_of_a_superseded_attempt_is_final(command: Comma
     assert "This is it." in ran.out
     ran = command.chat("fails_last", stdin="hello\nbreak\n")
     assert ran.code == 1
+
+
+@pytest.mark.usefixtures("screen")
+def test_what_a_tool_reports_is_shown_while_it_works(command: Command) -> None:
+    ran = command.chat("searches", stdin="hello\n")
+    assert ran.code == 0
+    assert "  search()" in ran.out
+    assert "Found." in ran.out
+
+
+def test_a_growing_reply_shows_its_end() -> None:
+    console = Console(file=io.StringIO(), width=20, height=6, force_terminal=True)
+    text = "\n".join(f"line {number}" for number in range(50)) + "\n" + "x" * 45
+    assert render_live(text, console).plain.split("\n") == ["line 49", "x" * 20, "x" * 20, "x" * 5]
+    assert render_live("short", console).plain == "short"
+
+
+def test_a_person_types(command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Keyboard(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    lines = iter(["hello", "/quit"])
+    ends: list[type[BaseException]] = [EOFError, KeyboardInterrupt]
+
+    def typed(prompt: str) -> str:
+        for line in lines:
+            return line
+        raise ends.pop()
+
+    monkeypatch.setattr("builtins.input", typed)
+    monkeypatch.setattr(sys, "stdin", Keyboard())
+    argv = ["chat", DESK, "--models", f"{FLOWS / 'desk.py'}:always"]
+    assert main(argv) == 0
+    assert capsys.readouterr().out == "Yes.\n\n"  # the prompt is the terminal's
+    assert main(argv) == 0
+    assert main(argv) == 0
+    assert ends == []
+
+
+def test_without_signals_it_works_too(command: Command) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(command.chat, "always", stdin="hello\n").result().out == "you > hello\nYes.\n\n"

@@ -113,6 +113,43 @@ def test_ways_of_writing_it(command: Command, tmp_path: Path) -> None:
     assert command("draw", "flowcode.py", "--json").json["computed"] == ["One.on_llm_error", "Three.on_response"]
 
 
+CLOSURE = """
+from stepwell import Flow, Step, go
+
+def make():
+    class Two(Step):
+        pass
+
+    late = 1
+
+    class One(Step):
+        async def on_response(self, result):
+            return go(Two)
+
+        async def on_llm_error(self, context):
+            return go(late)
+
+    exec("async def on_llm_blocked(self, context): return go(Two)", made := {"Two": Two, "go": go})
+    One.on_llm_blocked = made["on_llm_blocked"]
+    del late
+
+    class MadeFlow(Flow):
+        def config_model(self): return "offline:rules"
+        def define_steps(self): return [One(self), Two(self)]
+
+    return MadeFlow
+
+MadeFlow = make()
+"""
+
+
+def test_classes_made_in_a_function(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "closures.py").write_text(CLOSURE)
+    # Of a function without source nothing can be said.
+    assert edges(command, "closures.py") == {("One", "Two", "go", "on_response")}
+    assert command("draw", "closures.py", "--json").json["computed"] == ["One.on_llm_error"]
+
+
 def test_mermaid(command: Command) -> None:
     ran = command("draw", DESK)
     assert ran.code == 0

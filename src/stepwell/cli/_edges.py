@@ -110,7 +110,7 @@ def _methods(step: type[Step[Any, Any]]) -> Iterator[tuple[str, FunctionType]]:
 
 
 def _is_ours(function: FunctionType) -> bool:
-    package, _, rest = function.__module__.partition(".")
+    package, _, rest = (function.__module__ or "").partition(".")
     return package == "stepwell" and not rest.startswith("_demo")
 
 
@@ -157,7 +157,7 @@ class _Reader:
 
     def _is_local(self, function: FunctionType) -> bool:
         """Whether a function belongs to the project of the step: others know nothing of its stages."""
-        return function.__module__.partition(".")[0] == self._step.__module__.partition(".")[0]
+        return (function.__module__ or "").partition(".")[0] == self._step.__module__.partition(".")[0]
 
     def _walk(self, node: ast.AST, names: Mapping[str, Any]) -> Iterator[ast.AST]:
         """Every node but the branches that this step never takes."""

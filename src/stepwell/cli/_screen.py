@@ -105,7 +105,7 @@ class Screen:
         self._status = event.name
 
     def _classified(self, event: CandidateClassified) -> None:
-        if event.verdict != "accepted":
+        if event.verdict not in ("accepted", "cancelled"):
             self._status = "trying again"
             self._aside(f"attempt {event.attempt}: {event.verdict.replace('_', ' ')}")
 

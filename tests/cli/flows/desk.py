@@ -12,6 +12,7 @@ from stepwell import (
     Providers,
     Step,
     TerminateSessionStep,
+    ToolContext,
     direct,
     direct_to,
     finish,
@@ -67,6 +68,13 @@ class AnswerStep(BaseStep):
     async def table(self) -> Outcome:
         """Show a table."""
         return direct("Two rooms:\n\n#  Room  Has\n-  ----  --------\n1  Blue  a window\n2  Red   a door\n\nWhich?")
+
+    @tool
+    async def search(self, ctx: ToolContext) -> str:
+        """Take a while."""
+        ctx.progress({"done": 1, "of": 2})
+        ctx.progress("\ud800")
+        return "found"
 
     @tool
     async def again(self, target: str) -> Outcome:
@@ -132,6 +140,8 @@ slowly = _models(
     Reply.text("never finished").stalling(after=1),
     "Still here.",
 )
+searches = _models(Reply.tool_call("note", {"topic": "x"}), Reply.tool_call("search"), "Found.")
+warns = _models(Reply.tool_call("nothing_like_it"), "Fine.")
 fails = _models("Fine.", Reply.tool_call("break_down"), "Fine again.")
 fails_last = _models("Fine.", Reply.tool_call("break_down"))
 refuses = _models(Reply.error(status=503), Reply.error(status=503))
