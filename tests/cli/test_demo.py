@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,6 +108,21 @@ class Models(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(self.body)
 
+    def do_POST(self) -> None:
+        """One chat completion, streamed as OpenAI streams it."""
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        words = [f"I am {request['model']}", " and heard: ", request["messages"][-1]["content"]]
+        chunks: list[dict[str, Any]] = [{"delta": {"role": "assistant", "content": word}} for word in words]
+        chunks.append({"delta": {}, "finish_reason": "stop"})
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        for choice in chunks:
+            chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": request["model"]}
+            chunk["choices"] = [{"index": 0, "finish_reason": None, **choice}]
+            self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+        self.wfile.write(b"data: [DONE]\n\n")
+
     def log_message(self, *_: object) -> None:
         pass
 
@@ -135,6 +152,19 @@ def test_a_server_of_ones_own_is_asked_for_its_model(
 ) -> None:
     monkeypatch.setattr(Models, "body", body)
     assert choose(None, {"OPENAI_BASE_URL": served, **key})[1] == model
+
+
+def test_the_same_command_talks_to_a_real_endpoint(
+    command: Command, served: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Models, "body", b'{"data": [{"id": "local-7b"}]}')
+    monkeypatch.setenv("OPENAI_BASE_URL", served)
+    ran = command("demo", "--store", "memory://", stdin="Hello!\n")
+    assert ran.code == 0, ran
+    assert "You talk to openai:local-7b" in ran.out
+    assert "you > Hello!\nI am local-7b and heard: Hello!\n" in ran.out
+    monkeypatch.setenv("OPENAI_MODEL", "other")
+    assert "I am other and heard: Hi" in command("demo", "--store", "memory://", stdin="Hi\n").out
 
 
 def test_an_environment_that_is_wrong() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,9 +37,25 @@ def test_list(command: Command, made: list[str]) -> None:
     ran = command("sessions", "list")
     assert ran.code == 0
     head, *rows = ran.out.splitlines()
-    assert head.split() == ["Session", "Flow", "Status", "Stage", "Revision", "Created", "Saved"]
+    assert head.split() == ["Session", "Flow", "Status", "Stage", "Saved"]
     assert [row.split()[0] for row in rows] == made
     assert rows[2].split()[1:4] == ["DeskFlow", "completed", "AnswerStep"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(-5, "just now"), (59, "just now"), (61, "1 min ago"), (7300, "2 h ago"), (200_000, "2 d ago")],
+)
+@pytest.mark.usefixtures("made")
+def test_list_says_how_long_ago(command: Command, monkeypatch: pytest.MonkeyPatch, seconds: int, said: str) -> None:
+    now = time.time() + seconds
+    monkeypatch.setattr("stepwell.cli._sessions.time", SimpleNamespace(time=lambda: now))
+    assert said in command("sessions", "list").out.splitlines()[1]
+
+
+def test_an_id_is_never_wrapped(command: Command, made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert set(made) <= set(command("sessions", "list").out.split())
 
 
 def test_list_filters_and_pages(command: Command, made: list[str]) -> None:

@@ -58,7 +58,7 @@ def demo(
             providers.preload(chosen)
     talk = Talk(flow, providers, store, session=session, config={"model": chosen}, as_json=json, terminal=terminal)
     code = talk.run()
-    if talk.session and not json:
+    if talk.session and not json and not store.startswith("memory:"):
         option = "" if store == DEFAULT_STORE else f" --store {store}"
         terminal.line(f"Session {talk.session}. Look at it: stepwell sessions show {talk.session}{option}", "dim")
     return code

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,20 +58,14 @@ def list_sessions(
     if not found:
         terminal.line("There are no such sessions.", "dim")
         return
-    styles = {
-        "Session": "bold",
-        "Flow": "",
-        "Status": "",
-        "Stage": "",
-        "Revision": "dim",
-        "Created": "dim",
-        "Saved": "dim",
-    }
-    rows = [
-        [one.id, one.flow, one.status, one.current, str(one.revision), _time(one.created_at), _time(one.saved_at)]
-        for one in found
-    ]
-    terminal.table(styles, rows, cells={(at, 2): _STATUS_STYLES.get(one.status, "") for at, one in enumerate(found)})
+    now = time.time()
+    rows = [[one.id, one.flow, one.status, one.current, _ago(now - one.saved_at)] for one in found]
+    terminal.table(
+        {"Session": "bold", "Flow": "", "Status": "", "Stage": "", "Saved": "dim"},
+        rows,
+        cells={(at, 2): _STATUS_STYLES.get(one.status, "") for at, one in enumerate(found)},
+        whole="Session",  # it is there to be copied
+    )
     if cursor:
         terminal.line(f"There are more: --after {cursor}", "dim")
 
@@ -233,6 +228,13 @@ def _said(message: Message) -> tuple[str, str] | None:
 
 def _tokens(usage: dict[str, Any]) -> str:
     return ", ".join(f"{model}: {one.usage.input or 0} in, {one.usage.output or 0} out" for model, one in usage.items())
+
+
+def _ago(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} ago"
+    return "just now"
 
 
 def _time(at: float) -> str:

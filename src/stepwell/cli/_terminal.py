@@ -65,6 +65,7 @@ class Terminal:
         columns: Mapping[str, str],
         rows: Sequence[Sequence[str]],
         cells: Mapping[tuple[int, int], str] | None = None,
+        whole: str = "",
     ) -> None:
         """Print a table.
 
@@ -72,10 +73,11 @@ class Terminal:
             columns: A style for each heading.
             rows: The cells, as they are.
             cells: Styles of single cells, by row and column.
+            whole: Heading of a column that is never wrapped.
         """
         table = Table(box=None, header_style="bold", pad_edge=False)
         for name, style in columns.items():
-            table.add_column(name, style=style or None, overflow="fold")
+            table.add_column(name, style=style or None, overflow="fold", no_wrap=name == whole)
         for at, row in enumerate(rows):
             table.add_row(*(Text(cell, (cells or {}).get((at, column), "")) for column, cell in enumerate(row)))
         self.out.print(table)
