@@ -107,7 +107,7 @@ async def test_scenario_C25_one_of_three_tools_fails_and_is_reported(  # noqa: N
     HistoryCheck().add_all(history)
     assert [(r.call, r.outcome) for r in results(history)] == [("1", "ok"), ("2", "error"), ("3", "ok")]
     assert results(history)[1].content == {"error": "The tool failed: KeyError: 'secret'"}
-    assert order == ["slow", "boom", "fast"] if not parallel else order[-1] == "slow"
+    assert order == ["slow", "boom", "fast"] if not parallel else order.index("fast") < order.index("slow")
     assert len(h.of(ToolFinished)) == 3
 
 

@@ -14,6 +14,8 @@ import msgspec
 from stepwell.loop import Verdict
 from stepwell.messages import ToolOutcome, Usage
 
+from ._result import TurnResult
+
 __all__ = [
     "Accepted",
     "AttemptStarted",
@@ -172,9 +174,9 @@ class Warned(_Event, frozen=True):
 
 
 class TurnFinished(_Event, frozen=True):
-    """The last event; `result` is the turn's `TurnResult` as JSON."""
+    """The last event."""
 
-    result: Any
+    result: TurnResult
 
 
 TurnEvent: TypeAlias = (
