@@ -243,7 +243,7 @@ class Runner:
     def _serve(self, command: str, shown: str, where: str) -> None:
         self.stop()
         self._server = subprocess.Popen(
-            ["bash", "-c", f"exec {command}"],
+            ["bash", "-c", f'[ -f "{self._state}" ] && . "{self._state}"\nexec {command}'],
             cwd=self.directory,
             env={**self._env, "STEPWELL_PORT": "0"},
             stdout=subprocess.PIPE,
