@@ -16,6 +16,9 @@ _FOREIGN = ("OPENAI_", "ANTHROPIC_", "GEMINI_", "GOOGLE_", "STEPWELL_")
 _LOOK = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES", "NO_COLOR")
 
 
+_EXAMPLES = {"hotel", "intake", "invoice"}
+
+
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Command]:
     """The command; what it imports and changes is forgotten again."""
@@ -27,6 +30,9 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     logger = logging.getLogger("stepwell")
     level, handlers = logger.level, list(logger.handlers)
+    for name in list(sys.modules):
+        if name.partition(".")[0] in _EXAMPLES:  # the examples' own tests import them from another directory
+            monkeypatch.delitem(sys.modules, name)
     before = set(sys.modules)
     yield Command(capsys, monkeypatch)
     logger.setLevel(level)
