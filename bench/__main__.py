@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.measure import BENCHES, DEFAULT_BENCHES, PEERS, Plan, describe, measure, set_up
-from bench.report import print_report, summary
+from bench.report import print_report, summary, update_page
 
 
 def main() -> None:
@@ -31,6 +31,7 @@ def main() -> None:
         metavar="NAME,...",
         help=f"of {', '.join(BENCHES)} ({','.join(DEFAULT_BENCHES)})",
     )
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="put the tables between the marks of this page")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement here")
     options = parser.parse_args()
     peers = [name for name in options.peers.split(",") if name]
@@ -47,6 +48,9 @@ def main() -> None:
     results = measure(plan, console)
     report = summary(results, machine)
     print_report(report, console)
+    if options.docs:
+        update_page(options.docs, report)
+        console.print(f"Updated: {options.docs}", highlight=False)
     if options.json:
         options.json.write_text(json.dumps({**report, "results": results}, indent=1) + "\n")
         console.print(f"Written: {options.json}", highlight=False)

@@ -97,7 +97,14 @@ def describe(peers: list[str]) -> Result:
     text = f"{', '.join(parts)}, load {load:.1f}; " + ", ".join(f"{name} {text}" for name, text in versions.items())
     if load > 0.5:
         text += "\n[yellow]The machine is busy with something else: times will be too high, and differ between runs."
-    return {"python": platform.python_version(), "cpu": _cpu(), "cores": cores, "versions": versions, "text": text}
+    return {
+        "python": platform.python_version(),
+        "cpu": _cpu(),
+        "cores": cores,
+        "load": load,
+        "versions": versions,
+        "text": text,
+    }
 
 
 def measure(plan: Plan, console: Console) -> list[Result]:

@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -47,6 +48,7 @@ FIGURES = (
     Figure("stream", "token", "µs", "stream", lambda r: r["per_token_net_us"]),
     Figure("persist", "3 stages, stored", "µs", "persist", lambda r: r["p50_us"]),
     Figure("bytes", "its size", "bytes", "persist", lambda r: r["bytes_per_session"]),
+    Figure("turn_100", "turn 100", "µs", "growth", _turn("100")),
     Figure("turn_1000", "turn 1,000", "µs", "growth", _turn("1000")),
     Figure("stored_1000", "1,000 turns", "KB", "growth", _stored),
     Figure("fanout", "fan-out", "µs", "fanout", lambda r: r["p50_us"]),
@@ -159,30 +161,45 @@ def _bars(report: dict[str, Any]) -> Table:
         table.add_column(column, justify="right")
     table.add_column("")
     for bar in report["bars"]:
-        measured, unit = bar["measured"], bar["unit"]
-        if measured is None:
-            row = ("-", "", "not measured")
-        else:
-            verdict = "[red]above the bar" if measured > bar["bar"] else "[green]bar"
-            if measured <= bar["then"]:
-                verdict = "[bold green]then"
-            row = (f"{_number(measured)} {unit}", f"{bar['spread']:.0%}", verdict)
+        measured, unit, verdict = bar["measured"], bar["unit"], _verdict(bar)
+        value = "-" if measured is None else f"{_number(measured)} {unit}"
+        spread = "" if bar["spread"] is None else f"{bar['spread']:.0%}"
+        row = (value, spread, f"[{_COLOURS[verdict]}]{verdict}")
         table.add_row(bar["what"], bar["configuration"], f"{bar['bar']:g} {unit}", f"{bar['then']:g} {unit}", *row)
     return table
 
 
+_COLOURS = {"not measured": "dim", "above the bar": "red", "bar met": "green", "both met": "bold green"}
+
+
+def _verdict(bar: dict[str, Any]) -> str:
+    measured = bar["measured"]
+    if measured is None:
+        return "not measured"
+    return "above the bar" if measured > bar["bar"] else "bar met" if measured > bar["then"] else "both met"
+
+
 def _table(title: str, medians: dict[str, dict[str, float]], base: str | None) -> Table:
-    shown = [figure for figure in FIGURES if any(figure.key in found for found in medians.values())]
+    header, rows = _matrix(medians, base)
     table = Table(title=title, title_justify="left")
-    table.add_column("", no_wrap=True)
-    for figure in shown:
-        table.add_column(f"{figure.title}, {figure.unit}" if base is None else figure.title, justify="right")
-    for name, found in medians.items():
-        if name == base or (name == "bare" and base is not None):
-            continue
-        cells = (_cell(found.get(f.key), None if base is None else medians[base].get(f.key), base) for f in shown)
-        table.add_row(name, *cells)
+    table.add_column(header[0], no_wrap=True)
+    for column in header[1:]:
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def _matrix(medians: dict[str, dict[str, float]], base: str | None) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: medians, or how often those of `base` they are."""
+    shown = [figure for figure in FIGURES if any(figure.key in found for found in medians.values())]
+    header = ["", *(f"{figure.title}, {figure.unit}" if base is None else figure.title for figure in shown)]
+    rows = [
+        [name, *(_cell(found.get(f.key), None if base is None else medians[base].get(f.key), base) for f in shown)]
+        for name, found in medians.items()
+        if base is None or name not in (base, "bare")
+    ]
+    return header, rows
 
 
 def _cell(value: float | None, base: float | None, name: str | None) -> str:
@@ -193,3 +210,55 @@ def _cell(value: float | None, base: float | None, name: str | None) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+# --- a page of the documentation --------------------------------------------------------------------------------------
+
+BEGIN = "<!-- measured: begin -->"
+END = "<!-- measured: end -->"
+
+
+def update_page(path: Path, report: dict[str, Any]) -> None:
+    """Replace what is between the marks by this report."""
+    text = path.read_text(encoding="utf-8")
+    head, _, rest = text.partition(BEGIN)
+    _, found, tail = rest.partition(END)
+    if not found:
+        raise SystemExit(f"{path} has no {BEGIN} ... {END}.")
+    path.write_text(f"{head}{BEGIN}\n\n{_markdown(report)}\n{END}{tail}", encoding="utf-8")
+
+
+def _markdown(report: dict[str, Any]) -> str:
+    machine, medians = report["machine"], report["medians"]
+    versions = ", ".join(f"{name} {text}" for name, text in machine["versions"].items())
+    where = f"Python {machine['python']}, {machine['cpu']}, {machine['cores']} cores"
+    sections = [
+        f"{where}, load {machine['load']:.1f} when it began. {versions}.",
+        "### Bars",
+        _rows(
+            ["", "configuration", "bar", "then", "measured", "spread", ""],
+            [
+                [
+                    bar["what"],
+                    bar["configuration"],
+                    f"{bar['bar']:g} {bar['unit']}",
+                    f"{bar['then']:g} {bar['unit']}",
+                    "-" if bar["measured"] is None else f"{_number(bar['measured'])} {bar['unit']}",
+                    "-" if bar["spread"] is None else f"{bar['spread']:.0%}",
+                    _verdict(bar),
+                ]
+                for bar in report["bars"]
+            ],
+            left=(0, 1, 6),
+        ),
+    ]
+    for title, base in (("Medians", None), ("Times bare", "bare"), ("Times Stepwell", "stepwell")):
+        if base is None or (medians.get(base) and (base == "bare" or set(medians) & set(PEERS))):
+            header, rows = _matrix(medians, base)
+            sections += [f"### {title}", _rows(header, rows, left=(0,))]
+    return "\n\n".join(sections) + "\n"
+
+
+def _rows(header: list[str], rows: list[list[str]], left: tuple[int, ...]) -> str:
+    marks = ["---" if index in left else "--:" for index in range(len(header))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, marks, *rows))
