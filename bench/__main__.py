@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.measure import BENCHES, DEFAULT_BENCHES, PEERS, Plan, describe, measure, set_up
-from bench.report import print_report, summary, update_page
+from bench.report import BEGIN, print_report, summary, update_page
 
 
 def main() -> None:
@@ -40,6 +40,9 @@ def main() -> None:
         parser.error(f"there is no {', '.join(unknown)}")
     if options.runs < 1:
         parser.error("--runs is at least 1")
+
+    if options.docs and not (options.docs.is_file() and BEGIN in options.docs.read_text(encoding="utf-8")):
+        parser.error(f"{options.docs} is no page with the line {BEGIN}")
 
     console = Console(width=None if Console().is_terminal else 160)
     plan = Plan(peers=set_up(peers, console), benches=benches, runs=options.runs)
