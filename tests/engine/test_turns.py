@@ -303,6 +303,26 @@ async def test_a_failing_handler_fails_the_turn_and_keeps_what_was_committed(cap
     assert not any("kept" in r.message or "customer" in r.message for r in caplog.records if r.levelno > logging.DEBUG)
 
 
+async def test_the_log_says_where_but_not_what_unless_asked(caplog: Any) -> None:
+    for capture in (False, True):
+        caplog.clear()
+        async with TurnHarness(BookFlow, model=ScriptedModel([Reply.tool_call("fail")]), capture_content=capture) as h:
+            await h.say("go")
+        assert "engine_flows.py" in caplog.text
+        assert "RuntimeError" in caplog.text
+        assert ("a secret of the customer" in caplog.text) is capture
+
+
+async def test_a_gateway_that_breaks_is_not_taken_for_a_hook(caplog: Any) -> None:
+    model = ScriptedModel([Reply.error(AttributeError("secret"))] * 3)
+    async with TurnHarness(TalkFlow, model=model) as h:
+        result = await h.say("go")
+    assert result.error is not None
+    assert result.error.code == "model_invocation"
+    assert "AttributeError" in result.error.message
+    assert "secret" not in caplog.text
+
+
 async def test_run_or_raise_raises_the_typed_error_with_its_cause() -> None:
     async with TurnHarness(BookFlow, model=ScriptedModel([Reply.tool_call("fail")])) as h:
         with pytest.raises(HandlerError) as caught:

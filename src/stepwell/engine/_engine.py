@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import traceback
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -495,9 +496,19 @@ class Engine:
             self.report("a turn failed", turn.error, turn.session_id)
 
     def report(self, what: str, error: BaseException, session: str) -> None:
-        """Log a failure: ids and code; the traceback only for errors of code."""
+        """Log a failure: ids, code, and where code that is not ours raised.
+
+        What an exception says may hold a customer's text: it is logged only with `capture_content`.
+        """
         code = getattr(error, "code", type(error).__name__)
-        _logger.warning("%s: %s (session %s)", what, code, session or "-", exc_info=_author_error(error))
+        cause = error.__cause__ if hasattr(error, "code") else error
+        if cause is None or hasattr(cause, "code"):
+            _logger.warning("%s: %s (session %s)", what, code, session or "-")
+        elif self._capture_content:
+            _logger.warning("%s: %s (session %s)", what, code, session or "-", exc_info=cause)
+        else:
+            where = "".join(traceback.format_tb(cause.__traceback__))
+            _logger.warning("%s: %s (session %s)\n%s%s", what, code, session or "-", where, type(cause).__name__)
 
     def _listeners_of_turn(self) -> tuple[Listener, ...]:
         listeners = self._listeners
@@ -571,9 +582,3 @@ def _too_deep(value: Any, levels: int) -> bool:
         if not layer:
             return False
     return any(isinstance(entry, (Mapping, list, tuple)) for entry in layer)
-
-
-def _author_error(error: BaseException) -> BaseException | None:
-    """What deserves a traceback: exceptions of the author's code, not typed outcomes of the framework."""
-    cause = error.__cause__ if getattr(error, "code", None) == "handler" else error
-    return cause if cause is not None and not hasattr(cause, "code") else None

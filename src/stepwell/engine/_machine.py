@@ -97,7 +97,7 @@ class FlowMachine:
         for known in steps:
             for name in known.aliases:
                 if name in head.stages:
-                    head.stages[known.id] = head.stages.pop(name)
+                    head.stages.setdefault(known.id, head.stages.pop(name))
                 if name in head.memories and known.id not in head.memories and known.get_memory_space() == known.id:
                     # Messages stay where they are stored: the step goes on with its old namespace.
                     known.use_memory(name)

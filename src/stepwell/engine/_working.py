@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Literal, cast
@@ -64,7 +63,7 @@ class Scope:
     can be applied in call order whatever order the calls ended in.
     """
 
-    __slots__ = ("closed", "erased", "messages", "ops", "overlay", "parent", "working")
+    __slots__ = ("_token", "closed", "erased", "messages", "ops", "overlay", "parent", "working")
 
     def __init__(self, working: Working, parent: Scope | None) -> None:
         self.working = working
@@ -75,14 +74,15 @@ class Scope:
         self.erased: set[str] = set()
         self.closed = False
 
-    @contextmanager
-    def active(self) -> Any:
+    def active(self) -> Scope:
         """See `CallScope`."""
-        token = _scope.set(self)
-        try:
-            yield
-        finally:
-            _scope.reset(token)
+        return self
+
+    def __enter__(self) -> None:
+        self._token = _scope.set(self)
+
+    def __exit__(self, *_: object) -> None:
+        _scope.reset(self._token)
 
     def close(self) -> None:
         """See `CallScope`."""

@@ -70,8 +70,10 @@ def handled(step: Step[Any, Any], value: Any, tool: str) -> Outcome:
         InvalidOutcomeError: See `checked`.
     """
     plain = not isinstance(value, Outcome) and not _is_stage(value)
-    outcome: Outcome = checked(step, TOOL, Stay(feedback=value) if plain else value, tool)
     try:
+        if plain and value is not None:
+            return Stay(feedback=json_copy(value))
+        outcome: Outcome = checked(step, TOOL, Stay() if plain else value, tool)
         return msgspec.structs.replace(outcome, feedback=json_copy(outcome.feedback))
     except NonJsonValueError as error:
         where = error.path or "the whole"

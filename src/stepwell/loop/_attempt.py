@@ -137,6 +137,9 @@ class Attempt:
 
     def _other(self, event: Any, observer: LoopObserver, shown: bool) -> bool:
         """Any event but text; returns whether something is shown now."""
+        if type(event) is Finish:  # the one event besides text that every reply has
+            self.finish = event
+            return shown
         match event:
             case ReasoningDelta():
                 thought = self._mend("reasoning", event.text)
@@ -158,8 +161,6 @@ class Attempt:
                 self._files.append(event.file)
             case UsageEvent():
                 self.usage = event.usage
-            case Finish():
-                self.finish = event
             case _:
                 raise ModelInvocationError(f"The gateway sent {type(event).__name__}, which is not a model event.")
         return shown

@@ -33,6 +33,7 @@ from stepwell.errors import (
     ModelInvocationError,
     PromptBlockedError,
     SecondFallbackError,
+    StepwellError,
     UsageLimitError,
 )
 from stepwell.messages import UserMessage
@@ -381,7 +382,15 @@ class _Round:
         host.observer.hook_called("on_llm_error", decided is not None)
         if decided is None:
             failure.error.add_note(f"{made} of {limit} attempts were made ({because}).")
-            raise failure.error
+            if isinstance(failure.error, StepwellError):
+                raise failure.error
+            # Not a hook's or handler's exception, and it must not look like one.
+            raise ModelInvocationError(
+                f"The gateway of {selection.id} raised {type(failure.error).__name__}, which is no model error: see "
+                "where in the log.",
+                stage=host.stage_id,
+                model=selection.id,
+            ) from failure.error
         if isinstance(decided, RetryWithModel):
             self._activate(decided.selection)
             return None

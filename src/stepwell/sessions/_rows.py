@@ -42,12 +42,13 @@ def head_bytes(head: SessionHead) -> bytes:
     """
     for stage in head.stages.values():
         # Nearly every stage is plain; the walk that knows paths runs only to name what is wrong.
-        if not _plain(stage.state, 1) or not _plain(stage.model, 1):
+        if (stage.state and not _plain(stage.state, 1)) or (stage.model and not _plain(stage.model, 1)):
             raise refusal(head)
     workflow, turn = head.workflow, head.turn
-    if not _plain(workflow.context, 1) or not _plain(workflow.model, 1):
+    if (workflow.context and not _plain(workflow.context, 1)) or not _plain(workflow.model, 1):
         raise refusal(head)
-    if turn is not None and not (_plain(turn.visit.message, 1) and _plain(turn.visit.alternate, 1)):
+    visit = turn.visit if turn is not None else None
+    if visit and (visit.message or visit.alternate) and not (_plain(visit.message, 1) and _plain(visit.alternate, 1)):
         raise refusal(head)
     try:
         revision, head.revision = head.revision, 0  # a column; put back below, cheaper than a copy of the head
