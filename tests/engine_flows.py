@@ -11,6 +11,9 @@ from stepwell.errors import StoreBusyError, StoreError
 from stepwell.sessions import MemoryStore
 
 
+SECRET = "a secret of the customer"
+
+
 class TalkStep(Step):
     def get_prompt(self) -> str:
         return "Talk."
@@ -43,7 +46,7 @@ class AskStep(Step):
     @tool
     async def fail(self) -> str:
         """Fail."""
-        raise RuntimeError("a secret of the customer")
+        raise RuntimeError(SECRET)
 
 
 class ConfirmStep(Step):
