@@ -10,7 +10,6 @@ from stepwell import Flow, Step, TerminateSessionStep, go, tool
 from stepwell.errors import StoreBusyError, StoreError
 from stepwell.sessions import MemoryStore
 
-
 SECRET = "a secret of the customer"
 
 

@@ -28,6 +28,9 @@ def closing(text: str) -> Outcome:
     return finish(text)
 
 
+SECRET = "the customer's secret"
+
+
 class BaseStep(Step):
     @tool
     async def leave(self) -> Outcome:
@@ -50,7 +53,7 @@ class AskStep(BaseStep):
     @tool
     async def break_down(self) -> str:
         """Fail."""
-        raise RuntimeError("the customer's secret")
+        raise RuntimeError(SECRET)
 
 
 class RouteStep(LogicStep):
