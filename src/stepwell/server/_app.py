@@ -37,6 +37,7 @@ _REQUEST_HEADERS = (
 )
 _RESPONSE_HEADERS = ("CHAT_SESSION_ID", "CHAT-SESSION-ID", "Retry-After")
 
+_SCOPE = "stepwell.scope"
 _READS_SECONDS = 5.0
 """How long requests without a turn may take to finish when the server stops."""
 
@@ -132,9 +133,9 @@ class ServerApp:
         self._owned = owned
         self._grace = grace
         self._api = Api(self)
-        self._reads = 0
+        self._reads: set[CancelScope] = set()  # of requests that do not wait for a turn
         self._turns: set[CancelScope] = set()
-        self._quiet = asyncio.Event()
+        self._fewer = asyncio.Event()
         self._draining = asyncio.Lock()
         self._drained = False
         self._router = Router(self._routes(), redirect_slashes=False, lifespan=lambda app: self.lifespan())
@@ -171,17 +172,20 @@ class ServerApp:
         async def answer(request: Request) -> Response:
             request.scope["stepwell.route"] = path
             route = known["GET" if request.method == "HEAD" else request.method]
-            self._reads += 1
-            try:
-                return await route.answer(self._api, request)
-            except Exception as error:
-                problem = problem_of(error)
-                if problem is None or problem.status == 500:
-                    raise  # to be logged
-                return problem.response()
-            finally:
-                self._reads -= 1
-                self._check_quiet()
+            with CancelScope() as scope:
+                request.scope[_SCOPE] = scope
+                self._reads.add(scope)
+                try:
+                    return await route.answer(self._api, request)
+                except Exception as error:
+                    problem = problem_of(error)
+                    if problem is None or problem.status == 500:
+                        raise  # to be logged
+                    return problem.response()
+                finally:
+                    self._left(self._reads, scope)
+            # Only `drain` cancels it.
+            return self.stopping().response()
 
         return answer
 
@@ -198,25 +202,21 @@ class ServerApp:
             await self.drain(self._grace)
 
     @contextmanager
-    def waiting(self) -> Generator[None]:
-        """Around the wait for a turn.
+    def waiting(self, request: Request) -> Generator[None]:
+        """Around the wait of a request for its turn.
 
         Raises:
-            Problem: The server is stopping, or stops meanwhile.
+            Problem: The server is stopping.
         """
         if not self.accepting:
             raise self.stopping()
-        with CancelScope() as scope:
-            self._turns.add(scope)
-            self._reads -= 1
-            try:
-                yield
-            finally:
-                self._reads += 1
-                self._turns.discard(scope)
-                self._check_quiet()
-        if scope.cancelled_caught:
-            raise self.stopping()
+        scope: CancelScope = request.scope[_SCOPE]
+        self._turns.add(scope)
+        self._left(self._reads, scope)
+        try:
+            yield
+        finally:
+            self._left(self._turns, scope)
 
     def stopping(self) -> Problem:
         """What is said while the server stops."""
@@ -239,22 +239,24 @@ class ServerApp:
             if self._drained:
                 return
             start = anyio.current_time()
-            await self._until_quiet(min(grace, _READS_SECONDS), lambda: not self._reads)
+            # Those that still read a body would find the store closed.
+            await self._empty(self._reads, min(grace, _READS_SECONDS))
             grace = max(0.0, grace - (anyio.current_time() - start))
             if self._owned:
                 await self.engine.close(grace)
             else:
-                await self._until_quiet(grace, lambda: not self._turns)
-                for scope in list(self._turns):
-                    scope.cancel()
+                await self._empty(self._turns, grace)
             self._drained = True
 
-    async def _until_quiet(self, seconds: float, quiet: Callable[[], bool]) -> None:
+    async def _empty(self, requests: set[CancelScope], seconds: float) -> None:
+        """Wait until none is left; after `seconds` they are told to ask again."""
         with anyio.move_on_after(seconds):
-            while not quiet():
-                self._quiet.clear()
-                await self._quiet.wait()
+            while requests:
+                self._fewer.clear()
+                await self._fewer.wait()
+        for scope in list(requests):
+            scope.cancel()
 
-    def _check_quiet(self) -> None:
-        if not self.accepting:
-            self._quiet.set()
+    def _left(self, requests: set[CancelScope], scope: CancelScope) -> None:
+        requests.discard(scope)
+        self._fewer.set()

@@ -259,7 +259,7 @@ class Api:
             StepwellError: Misuse.
         """
         key = _idempotency_key(request)
-        with self._app.waiting():
+        with self._app.waiting(request):
             async with self._engine.stream(
                 flow,
                 message,

@@ -91,6 +91,8 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         InvalidInputError: It cannot be opened; says why.
     """
+    if not 0 <= port <= 65535:  # getaddrinfo would take it modulo
+        raise InvalidInputError(f"Cannot listen on {host} port {port}: a port is 0 to 65535.", "/port")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -102,7 +104,7 @@ def listen(host: str, port: int) -> socket.socket:
         except OSError:
             opened.close()
             raise
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise InvalidInputError(f"Cannot listen on {host} port {port}: {error}.", "/port") from error
     return opened
 
