@@ -931,3 +931,52 @@ async def test_a_failed_turn_that_cannot_be_closed_is_left_for_recovery(caplog: 
         # Another turn finishes the first one before it begins.
         assert (await h.say("second")).message == "Two."
         assert [m.text for m in await h.history("ShakyStep")] == ["first", "One.", "second", "Two."]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("on_busy", ["queue", "reject"])
+async def test_the_first_turn_of_a_new_session_holds_its_line_too(on_busy: Any) -> None:
+    gate = anyio.Event()
+    model = ScriptedModel([Reply.text("One.").gated(gate), *(["Two."] if on_busy == "queue" else [])])
+    async with TurnHarness(TalkFlow, model=model) as h, h.engine.stream("TalkFlow", "x") as turn:
+        await wait_for(turn, TurnStarted)
+        results: list[Any] = []
+
+        async def second() -> None:
+            session = turn.session_id
+            results.append(await h.engine.run("TalkFlow", "y", session_id=session, on_busy=on_busy))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(second)
+            await anyio.wait_all_tasks_blocked()
+            assert len(model.requests) == 1
+            gate.set()
+        async for _ in turn:
+            pass
+        assert turn.result.message == "One."
+        if on_busy == "queue":
+            assert results[0].message == "Two."
+        else:
+            assert results[0].error.code == "session_busy"
+
+
+async def test_two_inputs_for_an_ended_session_make_one_successor() -> None:
+    script = [Reply.tool_call("save_name", {"name": "Ada"}), "Right?", Reply.tool_call("done"), "Bye."]
+    gate = anyio.Event()
+    model = ScriptedModel([*script, Reply.text("First.").gated(gate), "Second."])
+    async with TurnHarness(BookFlow, model=model) as h:
+        ended = await h.say("Ada")
+        await h.say("yes")
+        results: dict[str, Any] = {}
+
+        async def post(text: str) -> None:
+            results[text] = await h.engine.run("BookFlow", text, session_id=ended.session_id)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(post, "a")
+            await anyio.wait_all_tasks_blocked()
+            group.start_soon(post, "b")
+            await anyio.wait_all_tasks_blocked()
+            gate.set()
+        assert results["a"].session_id == results["b"].session_id
+        assert [results["a"].message, results["b"].message] == ["First.", "Second."]
+        assert len((await h.engine.list_sessions())[0]) == 2

@@ -18,6 +18,7 @@ from anyio import CancelScope
 from stepwell._clock import Clock, SystemClock
 from stepwell._json import is_text_clean, json_copy
 from stepwell.errors import (
+    CallerError,
     EngineClosedError,
     FlowDefinitionError,
     IdempotencyConflictError,
@@ -493,22 +494,24 @@ class Engine:
         if turn.key_index is not None:
             self._by_key.pop(turn.key_index, None)
         if turn.error is not None:
-            self.report("a turn failed", turn.error, turn.session_id)
+            what = "a turn did not finish" if isinstance(turn.error, CallerError) else "a turn failed"
+            self.report(what, turn.error, turn.session_id)
 
     def report(self, what: str, error: BaseException, session: str) -> None:
         """Log a failure: ids, code, and where code that is not ours raised.
 
         What an exception says may hold a customer's text: it is logged only with `capture_content`.
         """
+        level = logging.INFO if isinstance(error, CallerError) else logging.WARNING
         code = getattr(error, "code", type(error).__name__)
         cause = error.__cause__ if hasattr(error, "code") else error
         if cause is None or hasattr(cause, "code"):
-            _logger.warning("%s: %s (session %s)", what, code, session or "-")
+            _logger.log(level, "%s: %s (session %s)", what, code, session or "-")
         elif self._capture_content:
-            _logger.warning("%s: %s (session %s)", what, code, session or "-", exc_info=cause)
+            _logger.log(level, "%s: %s (session %s)", what, code, session or "-", exc_info=cause)
         else:
             where = "".join(traceback.format_tb(cause.__traceback__))
-            _logger.warning("%s: %s (session %s)\n%s%s", what, code, session or "-", where, type(cause).__name__)
+            _logger.log(level, "%s: %s (session %s)\n%s%s", what, code, session or "-", where, type(cause).__name__)
 
     def _listeners_of_turn(self) -> tuple[Listener, ...]:
         listeners = self._listeners

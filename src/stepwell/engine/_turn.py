@@ -21,6 +21,7 @@ from stepwell.errors import (
     CancelKind,
     IdempotencyConflictError,
     InvalidInputError,
+    RaceError,
     SessionConflictError,
     SessionExistsError,
     StaleWriterError,
@@ -94,11 +95,16 @@ class TurnTask:
         self._cancel: tuple[CancelKind, str | None] | None = None
         self._working: Working | None = None
         self._machine: FlowMachine | None = None
-        self._hold = Hold(engine.store, engine.clock, engine.owner, engine.lease_ttl, engine.report)
+        self._hold = self._new_hold()
+        self._lines: list[str] = []
         self._previous: str | None = None
         self._resumed = False
         self._units = 0
         self._committing = False
+
+    def _new_hold(self) -> Hold:
+        engine = self._engine
+        return Hold(engine.store, engine.clock, engine.owner, engine.lease_ttl, engine.report)
 
     # -- for callers
 
@@ -152,6 +158,8 @@ class TurnTask:
                 timer.cancel()
             if self._hold.held:
                 await self._hold.give_up()
+            for session in self._lines:
+                self._engine.leave_line(session)
             self._engine.turn_done(self)
             self.ended.set()
 
@@ -160,15 +168,8 @@ class TurnTask:
         self._scope.cancel()
 
     async def _guarded(self) -> TurnResult:
-        session = self._given.session_id
         try:
-            if session is None:
-                return await self._run()
-            await self._engine.enter_line(self._given, session)
-            try:
-                return await self._run()
-            finally:
-                self._engine.leave_line(session)
+            return await self._run()
         except Exception as error:  # noqa: BLE001 - whatever fails a turn becomes its result
             self.error = error
             if self._working is not None and self._working.head.turn is not None and self._hold.held:
@@ -178,6 +179,12 @@ class TurnTask:
                     self._engine.report("a failed turn could not be closed", broken, self.session_id)
             await self._hold.give_up()
             return self._result_of(error)
+
+    async def _queue(self, session: str) -> None:
+        """Take this turn's place in the line of a session; before the session is touched, or even there."""
+        if session not in self._lines:
+            await self._engine.enter_line(self._given, session)
+            self._lines.append(session)
 
     async def _run(self) -> TurnResult:
         if (seen := await self._begin()) is not None:
@@ -213,6 +220,7 @@ class TurnTask:
         visited: set[str] = set()
         while True:
             assert target is not None
+            await self._queue(target)
             if given.key and (seen := await self._stored(target)) is not None:
                 return seen
             warm = self._engine.warm.peek(target)
@@ -235,6 +243,7 @@ class TurnTask:
 
     async def _create(self, session: str) -> bool:
         """A new session, with the turn's opening commit. `False`: somebody else created it first."""
+        await self._queue(session)
         given, engine = self._given, self._engine
         cls = given.definition.cls
         now = engine.clock.time()
@@ -306,19 +315,25 @@ class TurnTask:
 
     async def _follow(self, head: SessionHead, visited: set[str]) -> str | None:
         """An ended session does not resume: go to its successor, or create it. `None`: created and opened."""
-        engine = self._engine
-        working = self.working
         visited.add(head.id)
         successor = head.successor
-        if successor is not None and successor not in visited and await engine.exists(successor):
+        if successor is not None and successor not in visited and await self._engine.exists(successor):
             await self._hold.give_up()
             self._previous = head.id
             return successor
-        head.successor = new_id()
-        await self._hold.commit(working, release=True)
+        # The old session stays leased until its successor is there, so that two processes cannot give it two.
+        old, old_hold = self.working, self._hold
+        self._hold = self._new_hold()
         self._previous = head.id
         self._resumed = False
-        await self._create(head.successor)
+        try:
+            head.successor = new_id()
+            await self._create(head.successor)
+            await old_hold.commit(old, release=True)
+        except RaceError as error:
+            self._engine.report("a session could not name its successor", error, head.id)
+        finally:
+            await old_hold.give_up()
         return None
 
     async def _recover(self) -> None:
