@@ -6,9 +6,9 @@ import asyncio
 import statistics
 import sys
 import time
+from itertools import pairwise
 
 from flow import LocalFlow
-
 from stepwell import Engine
 from stepwell.engine import TextDelta
 
@@ -24,16 +24,18 @@ async def main() -> None:
             async with engine.stream("LocalFlow", question, session_id=session) as turn:
                 async for event in turn:
                     if isinstance(event, TextDelta):
-                        times.append(time.perf_counter())
+                        # The time it came, not when all of them were there.
+                        times.append(time.perf_counter())  # noqa: PERF401
             result = turn.result
             session = result.session_id or session
             print(f"> {question}")
             print(result.message if result.success else f"failed: {result.error}")
             if len(times) > 1:
-                gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
+                gaps = [b - a for a, b in pairwise(times)]
+                first, each = times[0] - asked, statistics.median(gaps) * 1000
+                rate = len(gaps) / (times[-1] - times[0])
                 print(
-                    f"  [{len(times)} tokens, first after {times[0] - asked:.3f} s, then "
-                    f"{statistics.median(gaps) * 1000:.1f} ms each, {len(gaps) / (times[-1] - times[0]):.0f} tokens/s]\n"
+                    f"  [{len(times)} tokens, first after {first:.3f} s, then {each:.1f} ms each, {rate:.0f} tokens/s]\n"
                 )
 
 

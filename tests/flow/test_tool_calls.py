@@ -436,14 +436,17 @@ async def test_attachments_follow_the_results_and_cleanup_follows_the_model() ->
 
         return stay(f"shown {n}").with_messages(f"picture {n}", UserMessage(content="caption")).with_cleanup(clean)
 
+    async def on_response(self: Any, result: str) -> None:
+        log.append("responded")
+
     script = [Reply.tool_calls(Call("show", {"n": 1}), Call("show", {"n": 2})), "Nice."]
-    async with harness(flow_of(stage("A", show=show)), *script) as h:
+    async with harness(flow_of(stage("A", show=show, on_response=on_response)), *script) as h:
         await h.say("hi")
         assert lines(await h.history("A"))[2:] == [
             "ok: shown 1", "ok: shown 2", "code: picture 1", "user: caption", "code: picture 2", "user: caption",
             "model: Nice.",
         ]  # fmt: skip
-    assert log == ["cleaned 1 after 2 requests", "cleaned 2 after 2 requests"]
+    assert log == ["cleaned 1 after 2 requests", "cleaned 2 after 2 requests", "responded"]
 
 
 def cleaning(log: list[str], outcome: Any) -> Any:

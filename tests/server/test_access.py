@@ -146,9 +146,9 @@ def test_serve_does_not_open_itself_to_others_without_keys(
 
 
 def test_serve_says_why_it_cannot_listen() -> None:
-    with pytest.raises(InvalidInputError, match="Cannot listen on 127.0.0.1 port 99999"):
+    with pytest.raises(InvalidInputError, match=r"Cannot listen on 127\.0\.0\.1 port 99999"):
         serve(flows=FLOWS, models={"scripted": ScriptedModel()}, port=99999)
-    with pytest.raises(InvalidInputError, match="Cannot listen on 203.0.113.9 port 0"):
+    with pytest.raises(InvalidInputError, match=r"Cannot listen on 203\.0\.113\.9 port 0"):
         serve(flows=FLOWS, models={"scripted": ScriptedModel()}, host="203.0.113.9", port=0, api_keys=["k"])
 
 

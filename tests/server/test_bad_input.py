@@ -330,7 +330,7 @@ turn_bodies = st.fixed_dictionaries(
                 "parts": st.lists(
                     st.fixed_dictionaries(
                         {"type": st.sampled_from(["text", "file", "x"])},
-                        optional={name: json_values for name in ("text", "data", "url", "media_type", "name")},
+                        optional=dict.fromkeys(("text", "data", "url", "media_type", "name"), json_values),
                     ),
                     max_size=3,
                 )

@@ -131,16 +131,15 @@ async def test_an_engine_of_somebody_else_goes_on() -> None:
     model = ScriptedModel([Reply.text("Done.").gated(gate)])
     async with Engine(FLOWS, models={"scripted": model}) as engine:
         app = create_app(engine)
-        async with listening(app, grace=0.05) as server:
-            async with httpx.AsyncClient(base_url=server.url) as client:
-                running = asyncio.create_task(
-                    client.post(TURNS, json={"message": "hello"}, headers={"Idempotency-Key": "k"})
-                )
-                while not model.open:
-                    await asyncio.sleep(0)
-                server.should_exit = True
-                answer = await running
-                assert (answer.status_code, answer.json()["code"]) == (503, "engine_closed")
+        async with listening(app, grace=0.05) as server, httpx.AsyncClient(base_url=server.url) as client:
+            running = asyncio.create_task(
+                client.post(TURNS, json={"message": "hello"}, headers={"Idempotency-Key": "k"})
+            )
+            while not model.open:
+                await asyncio.sleep(0)
+            server.should_exit = True
+            answer = await running
+            assert (answer.status_code, answer.json()["code"]) == (503, "engine_closed")
         gate.set()
         result = await engine.run("TalkFlow", "hello", idempotency_key="-:k")
         assert result.message == "Done."
@@ -166,7 +165,8 @@ from server.kit import FLOWS
 from stepwell.server import serve
 from stepwell.testing import Reply, ScriptedModel
 model = ScriptedModel(default=Reply.text("never").stalling())
-serve(flows=FLOWS, models={"scripted": model}, port=0, grace=float(sys.argv[1]), ready=lambda url: print(url, flush=True))
+grace = float(sys.argv[1])
+serve(flows=FLOWS, models={"scripted": model}, port=0, grace=grace, ready=lambda url: print(url, flush=True))
 print("closed")
 """
 
@@ -203,7 +203,7 @@ def hanging(server: Process) -> socket.socket:
 def test_a_signal_answers_the_turn_that_is_open_after_the_grace() -> None:
     with Process(STALLING, "0.2") as server, hanging(server) as connection:
         code, output = server.stop()
-        assert code == 0
+        assert code == 0, output
         assert output.startswith("closed\n")
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 503")
