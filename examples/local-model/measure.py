@@ -34,9 +34,8 @@ async def main() -> None:
                 gaps = [b - a for a, b in pairwise(times)]
                 first, each = times[0] - asked, statistics.median(gaps) * 1000
                 rate = len(gaps) / (times[-1] - times[0])
-                print(
-                    f"  [{len(times)} tokens, first after {first:.3f} s, then {each:.1f} ms each, {rate:.0f} tokens/s]\n"
-                )
+                print(f"  [{len(times)} tokens, first after {first:.3f} s, ", end="")
+                print(f"then {each:.1f} ms each, {rate:.0f} tokens/s]\n")
 
 
 asyncio.run(main())

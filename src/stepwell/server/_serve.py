@@ -131,6 +131,8 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             app,
             lifespan="on",
+            # The loop that everything is tested on, whatever else happens to be installed.
+            loop="asyncio",
             ws="none",
             access_log=False,
             log_config=None,
