@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -368,3 +369,20 @@ async def test_a_turn_over_several_stages_shows_all_and_answers_with_the_last() 
 
 async def _to_b(self: Any, result: str) -> Any:
     return go("B")
+
+
+class Stop(BaseException):
+    """Not an `Exception`, as an exit or a failing test are."""
+
+
+async def test_what_is_no_exception_ends_the_turn_and_goes_on_its_way() -> None:
+    async def on_visit(self: Any, message: Any) -> None:
+        if message.text == "stop":
+            raise Stop
+
+    async with harness(flow_of(stage("A", on_visit=on_visit)), "Ok.") as h:
+        task = asyncio.ensure_future(h.say("stop"))
+        result = await task
+        assert failure(result)[0] == "handler"
+        assert isinstance(h.turn.error, Stop)  # type: ignore[union-attr]
+        assert (await h.say("hi", session_id=None)).success

@@ -77,7 +77,7 @@ def failure_of(error: Exception) -> TurnFailure:
     return TurnFailure(code=wrapped.code, message=wrapped.message, ids=wrapped.ids)
 
 
-def wrap(error: Exception) -> StepwellError:
+def wrap(error: BaseException) -> StepwellError:
     """An error of the author's code as a typed one, with the cause attached."""
     if isinstance(error, StepwellError):
         return error

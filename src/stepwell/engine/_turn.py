@@ -48,7 +48,7 @@ from ._events import Committed, TurnFinished, TurnStarted
 from ._hold import Hold
 from ._ids import new_id, session_id_from
 from ._machine import Done, FlowMachine
-from ._result import TurnResult, failure_of
+from ._result import TurnResult, failure_of, wrap
 from ._stream import Reader, TurnStream
 from ._working import Working
 
@@ -152,6 +152,11 @@ class TurnTask:
             self._cancel = self._cancel or ("shutdown", None)
             if not self.done.is_set():
                 self._announce(await self._cancelled())
+            raise
+        except BaseException as error:
+            # An exit, or a test that fails inside a hook: it goes on its way, but nobody may wait for ever.
+            self.error = error
+            self._announce(self._result_of(wrap(error)))
             raise
         finally:
             if timer is not None:
