@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections import deque
+from typing import Any, ClassVar
 
 import anyio
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from flow_kit import flow_of, stage
 from stepwell import CallPolicy, Flow, Step, direct, direct_to, finish, go, stay, tool, tools
 from stepwell.messages import HistoryCheck
-from stepwell.testing import Call, Reply, ScriptedModel, TurnHarness
+from stepwell.models import ModelRequest
+from stepwell.testing import Call, FakeClock, Reply, ScriptedModel, TurnHarness
 
 TOOLS = (
     "note", "fail", "report", "slow", "thread", "move", "answer", "hand_over", "end", "wrong", "erase", "attach",
@@ -21,6 +23,8 @@ TOOLS = (
 
 
 class Busy(Step):
+    clock: ClassVar[FakeClock]
+
     @tool
     async def note(self) -> Any:
         self.get_memory().append("a note")
@@ -37,7 +41,7 @@ class Busy(Step):
 
     @tool(timeout=1, on_error="report")
     async def slow(self) -> None:
-        await self.flow._bound.clock.sleep(math.inf)  # type: ignore[attr-defined]
+        await self.clock.sleep(math.inf)
 
     @tool
     def thread(self) -> str:
@@ -159,12 +163,20 @@ def test_every_stored_history_is_one_that_a_provider_accepts(
 
 
 async def _talk(flow: type[Flow], script: list[list[Any]], cancel: set[int], restart: bool) -> None:
-    model = ScriptedModel({"m": []}, default="Short.")
+    queue: deque[Any] = deque()
+
+    def reply(request: ModelRequest) -> Any:
+        if request.selection.name == "sum":
+            return "Short."
+        return queue.popleft() if queue else "Fine."
+
+    model = ScriptedModel(default=reply)
     sessions: set[str] = set()
     harness = TurnHarness(flow, model=model)
+    Busy.clock = harness.clock
     async with harness.engine:
         for number, replies in enumerate(script):
-            model.add(*replies, *["Fine."] * 12, model="m")
+            queue.extend(replies)
             async with harness.engine.stream(flow.id, f"turn {number}", session_id=harness.session_id) as turn:
                 seen = 0
                 async for _ in turn:
@@ -173,7 +185,7 @@ async def _talk(flow: type[Flow], script: list[list[Any]], cancel: set[int], res
                         turn.cancel()
             harness.session_id = turn.result.session_id or harness.session_id
             sessions.add(str(harness.session_id))
-            model._scripts["m"].clear()
+            queue.clear()
             for session in sessions:
                 await _check(harness, session)
             if restart:
