@@ -14,6 +14,7 @@ import pytest
 from engine_flows import BookFlow, FaultyStore, TalkFlow, TalkStep
 from stepwell import Engine, FilePart, Step, TextPart, UserMessage, tool
 from stepwell.engine import Accepted, Committed, Limits, Superseded, TextDelta, ToolFinished, TurnFinished, TurnStarted
+from stepwell.engine._owner import owner_id
 from stepwell.errors import (
     EngineClosedError,
     FlowDefinitionError,
@@ -575,7 +576,7 @@ async def test_a_stale_writer_is_fenced_out_and_writes_nothing() -> None:
         session = (await h.say("a")).session_id
         async with h.engine.stream("TalkFlow", "b", session_id=session) as turn:
             await wait_for(turn, TurnStarted)
-            taken = await store.acquire(session, "other:b:1:1", ttl=15, supersede=h.engine.owner)
+            taken = await store.acquire(session, "other:b:1:1", ttl=15, supersede=owner_id())
             gate.set()
             await turn.done.wait()
         assert turn.result.error is not None
@@ -596,7 +597,7 @@ async def test_a_lost_lease_is_noticed_at_the_next_renewal() -> None:
             await model.wait_stalled()
         await clock.advance(6)
         assert not turn.done.is_set()
-        await store.acquire(session, "other:b:1:1", ttl=15, supersede=h.engine.owner)
+        await store.acquire(session, "other:b:1:1", ttl=15, supersede=owner_id())
         await clock.advance(6)
         await turn.done.wait()
         assert turn.result.error is not None

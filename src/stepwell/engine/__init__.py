@@ -1,6 +1,6 @@
 """Turns: an input becomes units, every unit a commit, and the caller sees events and a result."""
 
-from ._engine import Engine, Limits, TurnOptions
+from ._engine import Engine, TurnOptions
 from ._events import (
     Accepted,
     AttemptStarted,
@@ -23,6 +23,7 @@ from ._events import (
     Warned,
 )
 from ._handle import Turn
+from ._inputs import Limits
 from ._result import TurnFailure, TurnResult
 
 __all__ = [

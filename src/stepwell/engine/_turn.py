@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import anyio
 import msgspec
@@ -28,9 +28,9 @@ from stepwell.errors import (
     StepwellError,
     TurnCancelledError,
 )
-from stepwell.flow import FlowDefinition, SummaryRule
+from stepwell.flow import SummaryRule
 from stepwell.loop import Batch
-from stepwell.messages import JsonObject, ToolCall, ToolResult, UserMessage
+from stepwell.messages import ToolCall, ToolResult
 from stepwell.sessions import (
     Acquired,
     InboxRow,
@@ -44,42 +44,22 @@ from stepwell.sessions import (
 )
 
 from ._compaction import compact, due_for_compaction
+from ._core import Core
 from ._events import Committed, TurnFinished, TurnStarted
-from ._hold import Hold
 from ._ids import new_id, session_id_from
+from ._inputs import TurnInput
 from ._machine import Done, FlowMachine
 from ._result import TurnResult, failure_of, wrap
 from ._stream import Reader, TurnStream
 from ._working import Working
 
-if TYPE_CHECKING:
-    from ._engine import Engine
-
-__all__ = ["TurnInput", "TurnTask"]
-
-
-class TurnInput(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller asked for, checked."""
-
-    definition: FlowDefinition
-    message: UserMessage | None
-    session_id: str | None
-    config: JsonObject | None
-    key: str | None
-    on_busy: Literal["queue", "reject"]
-    busy_timeout: float
-
-    @property
-    def digest(self) -> bytes:
-        """Tells whether two inputs under one key are the same."""
-        content = msgspec.json.encode([self.definition.id, self.message, self.config], order="sorted")
-        return hashlib.sha256(content).hexdigest().encode()
+__all__ = ["TurnTask"]
 
 
 class TurnTask:
     """A turn under way, or done: what the engine keeps. Callers hold a `Turn`."""
 
-    def __init__(self, engine: Engine, given: TurnInput, stream: TurnStream) -> None:
+    def __init__(self, core: Core, given: TurnInput, stream: TurnStream, ended: Callable[[TurnTask], None]) -> None:
         self.run_id = new_id()
         self.invocation_id = new_id()
         self.session_id = given.session_id or ""
@@ -88,23 +68,20 @@ class TurnTask:
         self.done = asyncio.Event()
         self.ended = asyncio.Event()
         self.key_index: tuple[str, str | None, str] | None = None
-        self._engine = engine
+        self._core = core
+        self._ended = ended
         self._given = given
         self._stream = stream
         self._scope = CancelScope()
         self._cancel: tuple[CancelKind, str | None] | None = None
         self._working: Working | None = None
         self._machine: FlowMachine | None = None
-        self._hold = self._new_hold()
+        self._hold = core.hold()
         self._lines: list[str] = []
         self._previous: str | None = None
         self._resumed = False
         self._units = 0
         self._committing = False
-
-    def _new_hold(self) -> Hold:
-        engine = self._engine
-        return Hold(engine.store, engine.clock, engine.owner, engine.lease_ttl, engine.report)
 
     # -- for callers
 
@@ -140,7 +117,7 @@ class TurnTask:
         timeout = self._given.definition.cls.turn_timeout
         timer = None
         if timeout is not None:
-            clock = self._engine.clock
+            clock = self._core.clock
             timer = clock.call_at(clock.monotonic() + timeout, lambda: self.cancel("deadline"))
         try:
             with self._scope:
@@ -164,8 +141,8 @@ class TurnTask:
             if self._hold.held:
                 await self._hold.give_up()
             for session in self._lines:
-                self._engine.leave_line(session)
-            self._engine.turn_done(self)
+                self._core.lines.leave(session)
+            self._ended(self)
             self.ended.set()
 
     def stop(self) -> None:
@@ -181,14 +158,14 @@ class TurnTask:
                 try:
                     return await self._failed(error)
                 except Exception as broken:  # noqa: BLE001 - the turn stays open in the store, for recovery
-                    self._engine.report("a failed turn could not be closed", broken, self.session_id)
+                    self._core.report("a failed turn could not be closed", broken, self.session_id)
             await self._hold.give_up()
             return self._result_of(error)
 
     async def _queue(self, session: str) -> None:
         """Take this turn's place in the line of a session; before the session is touched, or even there."""
         if session not in self._lines:
-            await self._engine.enter_line(self._given, session)
+            await self._core.lines.enter(self._given, session)
             self._lines.append(session)
 
     async def _run(self) -> TurnResult:
@@ -219,7 +196,7 @@ class TurnTask:
         target = given.session_id
         if target is None:
             target = session_id_from(given.definition.id, given.key) if given.key else None
-            known = target is not None and await self._engine.exists(target)
+            known = target is not None and await self._core.exists(target)
             if not known and await self._create(target or new_id()):
                 return None
         visited: set[str] = set()
@@ -228,7 +205,7 @@ class TurnTask:
             await self._queue(target)
             if given.key and (seen := await self._stored(target)) is not None:
                 return seen
-            warm = self._engine.warm.peek(target)
+            warm = self._core.warm.peek(target)
             acquired = await self._hold.acquire(target, warm, given.on_busy, given.busy_timeout)
             head = await self._adopt(acquired)
             if head.status in ("completed", "aborted"):
@@ -249,9 +226,9 @@ class TurnTask:
     async def _create(self, session: str) -> bool:
         """A new session, with the turn's opening commit. `False`: somebody else created it first."""
         await self._queue(session)
-        given, engine = self._given, self._engine
+        given, core = self._given, self._core
         cls = given.definition.cls
-        now = engine.clock.time()
+        now = core.clock.time()
         head = SessionHead(
             id=session,
             workflow=WorkflowRecord(
@@ -275,19 +252,19 @@ class TurnTask:
         return True
 
     def _attach(self, head: SessionHead) -> Working:
-        engine = self._engine
-        working = self._working = Working(head, engine.clock, engine.providers, engine.store)
-        working.gateways = engine.gateways
+        core = self._core
+        working = self._working = Working(head, core.clock, core.providers, core.store)
+        working.gateways = core.gateways
         working.begin(self._stream)
         self.session_id = head.id
         return working
 
     async def _adopt(self, acquired: Acquired) -> SessionHead:
         """Take over what is stored: from the warm cache if that is current, else loaded and migrated."""
-        engine = self._engine
+        core = self._core
         self._resumed = True
         session = acquired.lease.session
-        warm = engine.warm.take(session)
+        warm = core.warm.take(session)
         if acquired.head is None and warm is not None:
             working = self._working = warm.working
             working.begin(self._stream)
@@ -296,7 +273,7 @@ class TurnTask:
             return working.head
         head = acquired.head
         if head is None:
-            head, _ = await engine.store.load(session)
+            head, _ = await core.store.load(session)
         head.revision = acquired.revision
         self._check_flow(head)
         cls = self._given.definition.cls
@@ -322,13 +299,13 @@ class TurnTask:
         """An ended session does not resume: go to its successor, or create it. `None`: created and opened."""
         visited.add(head.id)
         successor = head.successor
-        if successor is not None and successor not in visited and await self._engine.exists(successor):
+        if successor is not None and successor not in visited and await self._core.exists(successor):
             await self._hold.give_up()
             self._previous = head.id
             return successor
         # The old session stays leased until its successor is there, so that two processes cannot give it two.
         old, old_hold = self.working, self._hold
-        self._hold = self._new_hold()
+        self._hold = self._core.hold()
         self._previous = head.id
         self._resumed = False
         try:
@@ -336,7 +313,7 @@ class TurnTask:
             await self._create(head.successor)
             await old_hold.commit(old, release=True)
         except RaceError as error:
-            self._engine.report("a session could not name its successor", error, head.id)
+            self._core.report("a session could not name its successor", error, head.id)
         finally:
             await old_hold.give_up()
         return None
@@ -411,7 +388,7 @@ class TurnTask:
     async def _stored(self, session: str) -> TurnResult | None:
         """The result of the same input, if it was given before and is done."""
         given = self._given
-        row = await self._engine.store.inbox_get(session, cast("str", given.key))
+        row = await self._core.store.inbox_get(session, cast("str", given.key))
         if row is None:
             return None
         if row.payload != given.digest:
@@ -463,16 +440,16 @@ class TurnTask:
             self._announce(result)
             await self._compact(due)
         if last and not self._hold.held and working.head.status == "running":
-            self._engine.keep_warm(self.session_id, working, self._hold.incarnation)
+            self._core.warm.put(self.session_id, working, self._hold.incarnation)
         return result
 
     async def _compact(self, due: Sequence[SummaryRule]) -> None:
         """Under the lease, after the answer is out: nobody waits for it, and nothing of it fails the turn."""
         try:
-            await compact(self.working, due, lambda: self._engine.waiting(self.session_id))
+            await compact(self.working, due, lambda: self._core.lines.waiting(self.session_id))
             await self._hold.commit(self.working, release=True)
         except StepwellError as error:
-            self._engine.report("compaction was not stored", error, self.session_id)
+            self._core.report("compaction was not stored", error, self.session_id)
             await self._hold.give_up()
             self.working.head.status = "aborted"
 
@@ -607,7 +584,7 @@ class TurnTask:
                     return await self._close_failed(error, False, kind)
                 await self._hold.give_up()
             except Exception as broken:  # noqa: BLE001 - reported; the turn is over either way
-                self._engine.report("a cancelled turn could not be closed", broken, self.session_id)
+                self._core.report("a cancelled turn could not be closed", broken, self.session_id)
         return self._result_of(error)
 
 
