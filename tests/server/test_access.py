@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from typing import Any
 
 import httpx
@@ -287,6 +289,18 @@ def test_create_app_wants_an_engine_or_the_flows_of_one() -> None:
     engine = application(ScriptedModel()).engine
     with pytest.raises(TypeError, match="either"):
         create_app(engine, store="sqlite:///x.db")
+
+
+def test_without_the_extra_the_import_says_what_to_install() -> None:
+    code = "import sys; sys.modules['uvicorn'] = None\ntry: import stepwell.server\nexcept ImportError as e: print(e)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == 'The HTTP server needs the extra "server": pip install "stepwell[server]".\n'
+
+
+def test_importing_stepwell_does_not_import_the_server() -> None:
+    code = "import sys, stepwell; print({'starlette', 'uvicorn', 'stepwell.server'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 def test_httpx_is_what_the_tests_think() -> None:

@@ -104,6 +104,13 @@ def check_problem(answer: httpx.Response, status: int, code: str) -> dict[str, A
         (deep(200), 413, "input_too_large", None),
         (deep(100_000), 413, "input_too_large", None),
         (b"[" * 100_000, 413, "input_too_large", None),
+        (b'{"message": "\\ud800", "config": {"a": ' + b"[" * 200 + b"]" * 200 + b"}}", 413, "input_too_large", None),
+        (
+            b'{"message": "\\ud800", "config": {"a": ' + b"[" * 90_000 + b"]" * 90_000 + b"}}",
+            413,
+            "input_too_large",
+            None,
+        ),
         (b'{"message": "' + b"x" * 2_000_000 + b'"}', 413, "input_too_large", "/message"),
         (b'{"message": "' + b"x" * 5_000_000 + b'"}', 413, "input_too_large", None),
     ],
@@ -256,6 +263,15 @@ async def test_a_chunked_body_is_counted_while_it_is_read() -> None:
     async with served() as s:
         answer = await s.client.post(TURNS, content=chunks(), headers=JSON)
         check_problem(answer, 413, "input_too_large")
+
+
+async def test_a_chunked_body_may_pass_the_limit_with_its_last_piece() -> None:
+    async def chunks() -> Any:
+        yield b"x" * 8
+        yield b"x" * 8
+
+    async with served(body_bytes=10) as s:
+        check_problem(await s.client.post(TURNS, content=chunks(), headers=JSON), 413, "input_too_large")
 
 
 async def test_the_limit_of_a_body_can_be_set() -> None:

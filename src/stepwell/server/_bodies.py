@@ -272,8 +272,6 @@ def _decode(data: bytes) -> Any:
         return msgspec.json.decode(data)
     except RecursionError:
         raise _deep() from None
-    except UnicodeDecodeError:
-        raise _malformed("it is not UTF-8") from None
     except msgspec.DecodeError as error:
         _explain(data, str(error))
 
@@ -281,7 +279,10 @@ def _decode(data: bytes) -> Any:
 def _explain(data: bytes, why: str) -> NoReturn:
     """The decoder refused; another one may tell better why. Only on the way out, so its speed does not matter."""
     try:
-        json_copy(json.loads(data, parse_constant=_no_number))
+        value = json.loads(data, parse_constant=_no_number)
+        if _too_deep([value]):
+            raise _deep()
+        json_copy(value)
     except NonJsonValueError as error:
         pointer = "".join(f"/{key}" for key in re.split(r"[.\[\]]+", error.path.rstrip("]")) if key)
         clean = error.message.encode("utf-8", "replace").decode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
@@ -202,12 +201,11 @@ def _session(ids: Mapping[str, str | int]) -> str | None:
     return str(session) if session is not None else None
 
 
-def _of_router(error: HTTPException) -> Problem:
+def _of_router(error: HTTPException) -> Problem | None:
     headers = dict(error.headers or {})
     if error.status_code == 404:
         return Problem(404, "unknown_route", "There is nothing here: /openapi.json lists every route.")
     if error.status_code == 405:
         allowed = headers.get("Allow", "")
         return Problem(405, "method_not_allowed", f"This route knows {allowed} only.", headers=headers)
-    phrase = HTTPStatus(error.status_code).phrase
-    return Problem(error.status_code, phrase.lower().replace(" ", "_"), f"{phrase}.", headers=headers)
+    return None
