@@ -146,11 +146,21 @@ class Terminal:
         """Read until the screen has a text so often."""
         self.until(lambda terminal: str(terminal.screen).count(text) >= times)
 
-    def exits(self) -> int:
-        """Read to the end; the exit code."""
+    def exits(self, typing: str = "") -> int:
+        """Read to the end; the exit code.
+
+        Args:
+            typing: What a person goes on typing until it ends. A Ctrl-C that comes right between the prompt and
+                the `select` of the readline module is seen only with the next key.
+        """
         end = time.monotonic() + 30
-        while time.monotonic() < end and self._read():
-            pass
+        typed = 0.0
+        while time.monotonic() < end:
+            if typing and time.monotonic() > typed + 1:
+                typed = time.monotonic()
+                self.type(typing)
+            if not self._read():
+                break
         return self._process.wait(timeout=30)
 
     def _read(self) -> bool:

@@ -53,6 +53,5 @@ def test_the_demo_on_a_terminal(tmp_path: Path) -> None:
         terminal.shows("→ PresentStep")
         terminal.shows("you >", times=3)
         assert "----" not in str(terminal.screen)
-        terminal.type("\x03")
-        assert terminal.exits() == 0
+        assert terminal.exits(typing="\x03") == 0
         assert "Look at it: stepwell sessions show" in str(terminal.screen)
