@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, overload
 
 from stepwell._json import json_copy, read_path
 from stepwell.errors import FlowDefinitionError
@@ -26,6 +26,8 @@ from stepwell.tools import ToolDefinition, ToolErrors
 __all__ = ["FLOW_HOOKS", "Flow", "StepTarget"]
 
 StepTarget: TypeAlias = "type[Step[Any, Any]] | str"
+StepT = TypeVar("StepT", bound="Step[Any, Any]")
+T = TypeVar("T")
 
 FLOW_HOOKS = frozenset(
     {
@@ -166,6 +168,10 @@ class Flow:
         """The step that runs now."""
         return self.get_step(self._bound.executing)
 
+    @overload
+    def get_step(self, target: type[StepT]) -> StepT: ...
+    @overload
+    def get_step(self, target: str) -> Step[Any, Any]: ...
     def get_step(self, target: StepTarget) -> Step[Any, Any]:
         """A registered step by class, id or alias.
 
@@ -183,6 +189,14 @@ class Flow:
             )
         return found
 
+    @overload
+    def get_step_state(
+        self, target: StepTarget, path: str | Sequence[str | int] = (), *, type_: type[T], default: T | None = None
+    ) -> T: ...
+    @overload
+    def get_step_state(
+        self, target: StepTarget, path: str | Sequence[str | int] = (), *, type_: None = None, default: Any = None
+    ) -> Any: ...
     def get_step_state(
         self, target: StepTarget, path: str | Sequence[str | int] = (), *, type_: Any = None, default: Any = None
     ) -> Any:
