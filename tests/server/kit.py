@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,6 +166,12 @@ async def listening(app: ServerApp, *, grace: float = 20.0) -> AsyncGenerator[Se
     finally:
         server.should_exit = True
         await task
+
+
+async def until(happened: Callable[[], object]) -> None:
+    """Let the loop run until it did."""
+    while not happened():
+        await asyncio.sleep(0)
 
 
 class Process:

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from server.kit import served
+from server.kit import served, until
 from stepwell.errors import StoreError
 from stepwell.testing import Reply
 
@@ -109,8 +109,7 @@ async def test_a_busy_session_says_when_to_come_back() -> None:
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(lambda: s.turn(session_id=session))
-                while not s.model.open:
-                    await anyio.sleep(0)
+                await until(lambda: s.model.open)
                 answer = await s.client.post("/ai/run", json=body, headers={"CHAT_SESSION_ID": session})
                 gate.set()
         finally:

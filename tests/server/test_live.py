@@ -13,7 +13,7 @@ import anyio
 import httpx
 import pytest
 
-from server.kit import FLOWS, Process, application, listening
+from server.kit import FLOWS, Process, application, listening, until
 from stepwell import Engine
 from stepwell.server import create_app
 from stepwell.testing import Reply, ScriptedModel
@@ -40,12 +40,10 @@ async def test_a_connection_that_is_lost_does_not_cancel_the_turn() -> None:
         port = int(server.url.rpartition(":")[2])
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(raw_post(TURNS, body, Idempotency_Key="k"))
-        while not model.open:
-            await asyncio.sleep(0)
+        await until(lambda: model.open)
         before = len(server.server_state.connections)
         writer.transport.abort()
-        while len(server.server_state.connections) == before:
-            await asyncio.sleep(0)
+        await until(lambda: len(server.server_state.connections) < before)
         # The server knows by now that the caller is gone.
         assert model.open == 1
         gate.set()
@@ -74,8 +72,7 @@ async def test_half_a_body_does_not_hold_up_a_stop() -> None:
     async with listening(app, grace=0.0) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
         writer.write(raw_post(TURNS, {"message": "hello"})[:-5])
-        while not app._reads:
-            await asyncio.sleep(0)
+        await until(lambda: app._reads)
         server.should_exit = True
         answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 503")
@@ -89,11 +86,9 @@ async def test_a_stop_lets_turns_finish() -> None:
     app = application(model)
     async with listening(app) as server, httpx.AsyncClient(base_url=server.url) as client:
         running = asyncio.create_task(client.post(TURNS, json={"message": "hello"}))
-        while not model.open:
-            await asyncio.sleep(0)
+        await until(lambda: model.open)
         server.should_exit = True
-        while app.accepting:
-            await asyncio.sleep(0)
+        await until(lambda: not app.accepting)
         with pytest.raises(httpx.ConnectError):
             async with httpx.AsyncClient(base_url=server.url) as late:
                 await late.get("/healthz")
@@ -135,11 +130,15 @@ async def test_an_engine_of_somebody_else_goes_on() -> None:
             running = asyncio.create_task(
                 client.post(TURNS, json={"message": "hello"}, headers={"Idempotency-Key": "k"})
             )
-            while not model.open:
-                await asyncio.sleep(0)
+            await until(lambda: model.open)
             server.should_exit = True
             answer = await running
             assert (answer.status_code, answer.json()["code"]) == (503, "engine_closed")
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            late = await client.post(TURNS, json={"message": "too late"})
+            assert (late.status_code, late.json()["code"]) == (503, "engine_closed")
+            assert len(model.requests) == 1
         gate.set()
         result = await engine.run("TalkFlow", "hello", idempotency_key="-:k")
         assert result.message == "Done."

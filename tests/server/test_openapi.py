@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+import anyio
 import httpx
 import jsonschema
 import pytest
@@ -12,7 +14,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from server.kit import application, served
+from server.kit import application, served, until
 from stepwell.server._routes import ROUTES
 from stepwell.testing import Reply, ScriptedModel
 
@@ -31,6 +33,9 @@ async def test_the_document_is_valid(keys: Any) -> None:
     assert spec["openapi"] == "3.1.0"
     assert spec["security"] == ([{"bearer": []}, {"key": []}] if keys else [])
     assert spec["servers"] == [{"url": "/"}]
+    asks = {path for path, item in spec["paths"].items() for operation in item.values() if "security" not in operation}
+    assert set(spec["paths"]) - asks == {"/healthz", "/readyz"}
+    assert spec["paths"]["/healthz"]["get"]["security"] == []
 
 
 async def test_every_route_is_in_it() -> None:
@@ -74,7 +79,8 @@ async def test_every_reference_is_there_and_every_schema_is_used() -> None:
 
 
 async def test_what_is_answered_is_what_is_described() -> None:
-    async with served("Hello.", Reply.tool_call("nonsense"), "Hello.") as s:
+    gate = anyio.Event()
+    async with served("Hello.", Reply.tool_call("nonsense"), Reply.text("Slow.").gated(gate), "Hello.") as s:
         spec = (await s.client.get("/openapi.json")).json()
 
         def check(answer: httpx.Response, path: str) -> None:
@@ -96,6 +102,13 @@ async def test_what_is_answered_is_what_is_described() -> None:
         check(await s.turn(flow="WorkFlow"), turns)
         check(await s.turn(flow="NoFlow"), turns)
         check(await s.turn(7), turns)
+        slow = asyncio.create_task(s.turn(session_id=session))
+        await until(lambda: s.model.open)
+        busy = await s.turn(session_id=session, on_busy="reject")
+        assert "retry-after" in busy.headers
+        check(busy, turns)
+        gate.set()
+        check(await slow, turns)
         check(await client.post("/v1/flows/TalkFlow/turns"), turns)
         check(await client.get("/v1/flows"), "/v1/flows")
         check(await client.get("/v1/sessions"), "/v1/sessions")

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from server.kit import served
+from server.kit import served, until
 from stepwell.messages import FilePart, TextPart, UserMessage
 from stepwell.testing import Reply
 
@@ -136,8 +136,7 @@ async def test_the_same_post_during_a_turn_attaches_to_it() -> None:
         key = {"Idempotency-Key": "k1"}
         first = asyncio.create_task(s.turn(headers=key))
         second = asyncio.create_task(s.turn(headers=key))
-        while not s.model.open:
-            await asyncio.sleep(0)
+        await until(lambda: s.model.open)
         gate.set()
         answers = [(await first).json(), (await second).json()]
         assert answers[0] == answers[1]
@@ -190,8 +189,7 @@ async def test_a_busy_session_is_a_conflict_that_says_when_to_come_back() -> Non
     async with served("One.", Reply.text("Two.").gated(gate), "Three.") as s:
         session = (await s.turn()).json()["session_id"]
         running = asyncio.create_task(s.turn(session_id=session))
-        while not s.model.open:
-            await asyncio.sleep(0)
+        await until(lambda: s.model.open)
         refused = await s.turn("me too", session_id=session, on_busy="reject")
         queued = asyncio.create_task(s.turn("me too", session_id=session))
         assert refused.status_code == 409
@@ -240,8 +238,7 @@ async def test_a_cancelled_request_leaves_its_turn_alone() -> None:
     async with served("One.", Reply.text("Two.").gated(gate)) as s:
         session = (await s.turn()).json()["session_id"]
         running = asyncio.create_task(s.turn("go", session_id=session, headers={"Idempotency-Key": "k"}))
-        while not s.model.open:
-            await asyncio.sleep(0)
+        await until(lambda: s.model.open)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
