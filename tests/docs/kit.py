@@ -191,6 +191,9 @@ class Runner:
         lead = "\n" * int(block.where.rpartition(":")[2])
         code = compile(lead + block.code, block.where, "exec", dont_inherit=True)
         out = io.StringIO()
+        # A page's own `hotel` must win over the example's, which other tests imported.
+        own = {path.stem for path in self.directory.iterdir()}
+        aside = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in own}
         before = set(sys.modules)
         sys.path.insert(0, str(self.directory))
         try:
@@ -202,6 +205,7 @@ class Runner:
                 file = getattr(sys.modules[name], "__file__", None) or ""
                 if file.startswith(str(self.directory)):
                     del sys.modules[name]
+            sys.modules.update(aside)
         self.printed = out.getvalue()
 
     # -- consoles
