@@ -157,11 +157,13 @@ async def served(*script: Scripted, default: Scripted | None = None, **options: 
 @asynccontextmanager
 async def listening(app: ServerApp, *, grace: float = 20.0) -> AsyncGenerator[Server]:
     """The application on a real uvicorn in this loop, on a free port."""
-    ready = asyncio.Event()
-    server = Server(app, listen("127.0.0.1", 0), grace=grace, ready=lambda url: ready.set())
+    ready = asyncio.get_running_loop().create_future()
+    server = Server(app, listen("127.0.0.1", 0), grace=grace, ready=ready.set_result)
     task = asyncio.create_task(server.serve())
     try:
-        await ready.wait()
+        await asyncio.wait([ready, task], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            await task  # it could not start, and says why
         yield server
     finally:
         server.should_exit = True
