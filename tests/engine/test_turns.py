@@ -197,6 +197,21 @@ async def test_create_and_close_may_happen_in_different_tasks() -> None:
     await asyncio.create_task(engine.close())
 
 
+async def test_a_close_that_is_cancelled_while_it_waits_closes_all_the_same() -> None:
+    model = ScriptedModel([Reply.text("never").stalling()])
+    engine = await Engine.create([TalkFlow], models={"scripted": model})
+    running = asyncio.create_task(engine.run("TalkFlow", "hi"))
+    await model.wait_stalled()
+    closing = asyncio.create_task(engine.close(grace=60))
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    error = (await running).error
+    assert error is not None
+    assert error.ids["kind"] == "shutdown"
+
+
 def test_two_flows_of_one_name_are_refused() -> None:
     other = type("Other", (TalkFlow,), {"aliases": ("TalkFlow",)})
     with pytest.raises(FlowDefinitionError, match="TalkFlow"):

@@ -133,13 +133,18 @@ class Engine:
 
     async def close(self, grace: float = 0.0) -> None:
         """Stop accepting turns, let open ones finish for `grace` seconds, leave the rest for recovery. Idempotent."""
-        renewer = self._renewer
-        if renewer is None or self._closed:
+        if self._renewer is None or self._closed:
             return
         self._closed = True
-        with anyio.move_on_after(grace):
-            for turn in list(self._turns):
-                await turn.ended.wait()
+        try:
+            with anyio.move_on_after(grace):
+                for turn in list(self._turns):
+                    await turn.ended.wait()
+        finally:  # also when the wait is cancelled: nobody could close this engine any more
+            await self._shut()
+
+    async def _shut(self) -> None:
+        renewer = cast("asyncio.Task[None]", self._renewer)
         with CancelScope(shield=True):
             for turn in list(self._turns):
                 if not turn.cancel("shutdown"):
