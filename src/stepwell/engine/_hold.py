@@ -162,10 +162,6 @@ class Hold:
         """Forget the lease without a word to the store: somebody else has it."""
         self._lease = None
 
-    def expire(self) -> None:
-        """Let the lease end now by this process's own clock, as if it had been stopped for that long."""
-        self._until = self._clock.monotonic()
-
     async def give_up(self) -> None:
         """Let the lease go without a commit; a turn record that is stored stays for whoever comes next."""
         lease, self._lease = self._lease, None

@@ -336,6 +336,7 @@ class TurnTask:
             await self._units_until_done(last=False)
         except Exception as error:  # noqa: BLE001 - the old turn's failure must not fail the new one
             await self._failed(error, keep_lease=True)
+            self.error = None
         finally:
             self.run_id, self.invocation_id = mine
             self._units = 0
@@ -436,22 +437,28 @@ class TurnTask:
         rules = cast("FlowMachine", self._machine).flow.memory.rules.values()
         due = [rule for rule in rules if due_for_compaction(working, rule)] if last and not working.completed else []
         await self._commit(release=last and not due)
+        stored = True
         if due:
             self._announce(result)
-            await self._compact(due)
-        if last and not self._hold.held and working.head.status == "running":
+            stored = await self._compact(due)
+        if last and stored and working.head.status == "running":
             self._core.warm.put(self.session_id, working, self._hold.incarnation)
         return result
 
-    async def _compact(self, due: Sequence[SummaryRule]) -> None:
-        """Under the lease, after the answer is out: nobody waits for it, and nothing of it fails the turn."""
+    async def _compact(self, due: Sequence[SummaryRule]) -> bool:
+        """Under the lease, after the answer is out: nobody waits for it, and nothing of it fails the turn.
+
+        Returns:
+            Whether it is stored; what is in memory is the session only then.
+        """
         try:
             await compact(self.working, due, lambda: self._core.lines.waiting(self.session_id))
             await self._hold.commit(self.working, release=True)
         except StepwellError as error:
             self._core.report("compaction was not stored", error, self.session_id)
             await self._hold.give_up()
-            self.working.head.status = "aborted"
+            return False
+        return True
 
     def _announce(self, result: TurnResult) -> None:
         """The turn is over for whoever waits for it."""
