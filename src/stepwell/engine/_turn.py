@@ -431,7 +431,16 @@ class TurnTask:
         working = self.working
         turn = working.turn
         self._units += 1
-        result = self._success(done, turn)
+        result = self._result(
+            turn,
+            success=True,
+            completed=working.completed,
+            message=done.message,
+            content_type=done.content_type,
+            session_id=self.session_id,
+            current=working.current,
+            status=working.head.status,
+        )
         self._settle_input(turn, result)
         working.head.turn = None
         rules = cast("FlowMachine", self._machine).flow.memory.rules.values()
@@ -468,24 +477,6 @@ class TurnTask:
         self._stream.emit(TurnFinished(result))
         self._stream.close()
         self.done.set()
-
-    def _success(self, done: Done, turn: TurnRecord) -> TurnResult:
-        working = self.working
-        return TurnResult(
-            success=True,
-            completed=working.completed,
-            message=done.message,
-            content_type=done.content_type,
-            session_id=self.session_id,
-            previous_session_id=self._previous,
-            resumed=self._resumed,
-            run_id=self.run_id,
-            invocation_id=self.invocation_id,
-            current=working.current,
-            status=working.head.status,
-            usage=turn.usage,
-            units=self._units,
-        )
 
     def _settle_input(self, turn: TurnRecord, result: TurnResult) -> None:
         """The input's row gets the result; one that failed for now may run again."""
@@ -558,19 +549,26 @@ class TurnTask:
 
     def _result_of(self, error: Exception, turn: TurnRecord | None = None) -> TurnResult:
         working = self._working
-        known = working is not None and bool(working.head.revision)
-        return TurnResult(
+        known = working if working is not None and working.head.revision else None
+        return self._result(
+            turn,
             success=False,
             session_id=self.session_id if known or self._given.session_id else "",
+            current=known.current if known else "",
+            status=known.head.status if known else "running",
+            error=failure_of(error),
+        )
+
+    def _result(self, turn: TurnRecord | None, **said: Any) -> TurnResult:
+        """What every result says, however the turn ended."""
+        return TurnResult(
             previous_session_id=self._previous,
             resumed=self._resumed,
             run_id=self.run_id,
             invocation_id=self.invocation_id,
-            current=working.current if known and working else "",
-            status=working.head.status if known and working else "running",
             usage=turn.usage if turn else {},
             units=self._units,
-            error=failure_of(error),
+            **said,
         )
 
     async def _cancelled(self) -> TurnResult:
