@@ -13,6 +13,7 @@ StepwellError
 │   ├── SecondFallbackError        a second alternate model in one visit
 │   ├── AgentRoundLimitError       too many rounds in one visit
 │   ├── HandlerError               a tool handler or hook raised; the cause is attached
+│   ├── CancelListenerError        an `on_cancel` or `on_steer` callback raised (104002)
 │   └── ToolTimeoutError           a tool handler ran out of time
 ├── OperatorError                  whoever runs the service changes configuration or data
 │   ├── LlmSetupError              credentials, unknown provider or model, tool binding
@@ -21,7 +22,18 @@ StepwellError
 │   │   └── StoreDataError         what is stored cannot be read
 │   ├── NewerSchemaError           written by a newer version
 │   ├── MigrationError             no way from the stored version to this one
-│   └── UsageLimitError            the token budget of a turn is spent
+│   ├── UsageLimitError            the token budget of a turn is spent
+│   └── ChannelError               the channel could not do it
+│       ├── ChannelBusyError       locked or unreachable for now; may be tried again
+│       ├── ChannelDataError       what is stored or was answered cannot be read
+│       ├── InsufficientCapabilityError    the channel refuses this client (40160)
+│       ├── EncoderRecoveryError   an output could not be completed (104000)
+│       ├── SubscriptionError      reading a channel failed (104001)
+│       ├── RunLifecycleError      start, resume, suspend or end of a run was not published (104003)
+│       ├── SendError              a client's input was not published (104005)
+│       ├── ContinuityLostError    part of the channel's log is gone (104006)
+│       ├── StreamError            the source of an output failed, or its publishing (104008)
+│       └── HistoryFetchError      a page of history could not be read (104011)
 ├── CallerError                    whoever called changes the call
 │   ├── InvalidInputError          message, config or id is not acceptable
 │   │   └── InputTooLargeError
@@ -31,6 +43,13 @@ StepwellError
 │   ├── SessionBusyError           another turn has the session
 │   ├── IdempotencyConflictError   the key was used with another payload
 │   ├── EngineClosedError
+│   ├── UnknownMessageError        the channel has no message of that serial
+│   ├── AppendGapError             appends before this one are missing
+│   ├── MisuseError                a call that is not legal in this state (40003)
+│   ├── OperationCancelledError    a run was cancelled before it began (40033)
+│   ├── SessionClosedError         use after close, end or detach (104004)
+│   ├── ChannelNotReadyError       sending before connecting (104007)
+│   ├── InputEventNotFoundError    neither the run nor its input is on the channel (104010)
 │   └── TurnCancelledError         the turn was cancelled; says who and why
 ├── ProviderError                  the model's provider; mostly worth another try
 │   ├── ModelInvocationError       an ordinary failure of a model call
@@ -42,8 +61,11 @@ StepwellError
 └── RaceError                      nobody: another writer was first
     ├── SessionConflictError       compare-and-set lost
     ├── StaleWriterError           the lease has a newer owner
-    └── LeaseHeldError             the session is leased to somebody else
+    ├── LeaseHeldError             the session is leased to somebody else
+    └── FencedError                the channel was taken over by a newer epoch
 ```
+
+The numbers are those of the wire: `wire_code` of the error, and `error-code` of a run that ended with it.
 
 Every error has a stable `code` (snake case, part of the public API), `ids` (what it concerns) and `retryable`
 (whether the same call may succeed later). No message ever holds a prompt, a customer's text, a tool argument or a
@@ -57,15 +79,27 @@ from typing import Any, ClassVar, Literal
 
 __all__ = [
     "AgentRoundLimitError",
+    "AppendGapError",
     "AuthorError",
     "CallerError",
+    "CancelListenerError",
+    "ChannelBusyError",
+    "ChannelDataError",
+    "ChannelError",
+    "ChannelNotReadyError",
     "ConflictingOutcomesError",
+    "ContinuityLostError",
+    "EncoderRecoveryError",
     "EngineClosedError",
+    "FencedError",
     "FlowDefinitionError",
     "HandlerError",
     "HistoryError",
+    "HistoryFetchError",
     "IdempotencyConflictError",
+    "InputEventNotFoundError",
     "InputTooLargeError",
+    "InsufficientCapabilityError",
     "InvalidInputError",
     "InvalidOutcomeError",
     "LeaseHeldError",
@@ -75,17 +109,22 @@ __all__ = [
     "LlmSetupError",
     "LogicLoopError",
     "MigrationError",
+    "MisuseError",
     "ModelInvocationError",
     "ModelTimeoutError",
     "NewerSchemaError",
     "NonJsonValueError",
+    "OperationCancelledError",
     "OperatorError",
     "OwnershipError",
     "PromptBlockedError",
     "ProviderError",
     "RaceError",
+    "RunLifecycleError",
     "SecondFallbackError",
+    "SendError",
     "SessionBusyError",
+    "SessionClosedError",
     "SessionConflictError",
     "SessionExistsError",
     "StaleWriterError",
@@ -93,9 +132,12 @@ __all__ = [
     "StoreBusyError",
     "StoreDataError",
     "StoreError",
+    "StreamError",
+    "SubscriptionError",
     "ToolTimeoutError",
     "TurnCancelledError",
     "UnknownFlowError",
+    "UnknownMessageError",
     "UnknownSessionError",
     "UsageLimitError",
 ]
@@ -190,6 +232,13 @@ class HandlerError(AuthorError):
     """A tool handler or a hook raised something that is not a Stepwell error; see `__cause__`."""
 
 
+class CancelListenerError(AuthorError):
+    """An `on_cancel` or `on_steer` callback raised (104002); the cause is attached."""
+
+    wire_code: ClassVar[int] = 104002
+    status_code: ClassVar[int] = 500
+
+
 class ToolTimeoutError(AuthorError):
     """A tool handler did not finish within its `timeout`."""
 
@@ -214,6 +263,80 @@ class StoreBusyError(StoreError):
 
 class StoreDataError(StoreError):
     """What is stored cannot be read as what it claims to be."""
+
+
+class ChannelError(OperatorError):
+    """The channel could not do what was asked.
+
+    Attributes:
+        wire_code: Number that the JavaScript client knows this kind of error by.
+        status_code: The HTTP status that goes with it.
+    """
+
+    wire_code: ClassVar[int] = 50000
+    status_code: ClassVar[int] = 500
+
+
+class ChannelBusyError(ChannelError):
+    """The channel's backend is locked or unreachable for now."""
+
+    retryable = True
+
+
+class ChannelDataError(ChannelError):
+    """What is stored, or what the service answered, cannot be read as what it claims to be."""
+
+
+class InsufficientCapabilityError(ChannelError):
+    """The service refuses this client's publish (40160): give its key or token the capability."""
+
+    wire_code = 40160
+    status_code = 401
+
+
+class EncoderRecoveryError(ChannelError):
+    """An output lost an append, and replacing the whole text failed too (104000)."""
+
+    wire_code = 104000
+
+
+class SubscriptionError(ChannelError):
+    """The channel could not be read, or a message on it could not be handled (104001)."""
+
+    wire_code = 104001
+
+
+class RunLifecycleError(ChannelError):
+    """Start, resume, suspend or end of a run could not be published (104003). The same call may be repeated."""
+
+    wire_code = 104003
+    retryable = True
+
+
+class SendError(ChannelError):
+    """A client's input could not be published (104005)."""
+
+    wire_code = 104005
+    retryable = True
+
+
+class ContinuityLostError(ChannelError):
+    """Part of the channel's log is gone, so messages may have been missed (104006)."""
+
+    wire_code = 104006
+
+
+class StreamError(ChannelError):
+    """The source of an output failed, or its publishing did (104008)."""
+
+    wire_code = 104008
+
+
+class HistoryFetchError(ChannelError):
+    """A page of history could not be read after several attempts (104011)."""
+
+    wire_code = 104011
+    retryable = True
 
 
 class NewerSchemaError(OperatorError):
@@ -288,6 +411,53 @@ class TurnCancelledError(CallerError):
         super().__init__(message, kind=kind, **ids)
         self.kind: CancelKind = kind
         self.reason = reason
+
+
+class UnknownMessageError(CallerError):
+    """The channel has no message of that serial."""
+
+
+class AppendGapError(CallerError):
+    """Appends before this one are missing: repeat them first. `applied` is how many the message has."""
+
+    def __init__(self, message: str, /, applied: int, **ids: str | int | None) -> None:
+        super().__init__(message, applied=applied, **ids)
+        self.applied = applied
+
+
+class MisuseError(CallerError):
+    """A call that is not legal in this state, or an argument that cannot be (40003)."""
+
+    wire_code: ClassVar[int] = 40003
+    status_code: ClassVar[int] = 400
+
+
+class OperationCancelledError(CallerError):
+    """The run was cancelled before it was started or loaded (40033)."""
+
+    wire_code: ClassVar[int] = 40033
+    status_code: ClassVar[int] = 400
+
+
+class SessionClosedError(CallerError):
+    """The session was closed, ended or detached (104004): make a new one."""
+
+    wire_code: ClassVar[int] = 104004
+    status_code: ClassVar[int] = 400
+
+
+class ChannelNotReadyError(CallerError):
+    """The session is not connected (104007): enter it first."""
+
+    wire_code: ClassVar[int] = 104007
+    status_code: ClassVar[int] = 400
+
+
+class InputEventNotFoundError(CallerError):
+    """The run or the input that it answers is not on the channel (104010)."""
+
+    wire_code: ClassVar[int] = 104010
+    status_code: ClassVar[int] = 504
 
 
 class ProviderError(StepwellError):
@@ -426,3 +596,14 @@ class LeaseHeldError(RaceError):
         super().__init__(message, owner=owner, **ids)
         self.owner = owner
         self.expires = expires
+
+
+class FencedError(RaceError):
+    """The channel was taken over by a newer epoch; nothing was written. Stop: another writer goes on."""
+
+    retryable = False
+
+    def __init__(self, message: str, /, epoch: int, fence: int, **ids: str | int | None) -> None:
+        super().__init__(message, epoch=epoch, fence=fence, **ids)
+        self.epoch = epoch
+        self.fence = fence

@@ -14,19 +14,10 @@ from typing import Any
 
 import pytest
 
+from stepwell import _sqlite
+from stepwell._sqlite import Part, Undo, acquire_owner, release_owner
 from stepwell.errors import NewerSchemaError, StaleWriterError, StoreBusyError, StoreDataError, StoreError
-from stepwell.sessions import (
-    Commit,
-    JournalRow,
-    Lease,
-    LogEntry,
-    SequenceEntry,
-    SqliteStore,
-    StageRecord,
-    _sqlite_owner,
-    sqlite,
-)
-from stepwell.sessions._sqlite_owner import Part, Undo, acquire_owner, release_owner
+from stepwell.sessions import Commit, JournalRow, Lease, LogEntry, SequenceEntry, SqliteStore, StageRecord, sqlite
 from stepwell.testing._store_base import OTHER, OWNER, TTL, make_head, make_row
 
 pytestmark = pytest.mark.anyio
@@ -151,7 +142,7 @@ class TestFiles:
                 return self.row
 
         with pytest.raises(StoreError, match="cannot have a write-ahead log"):
-            _sqlite_owner._claim(Cursor(), str(path), 1.0)  # type: ignore[arg-type]
+            _sqlite._claim(Cursor(), str(path), 1.0)  # type: ignore[arg-type]
 
     async def test_rows_that_cannot_be_read(self, path: Path, store: SqliteStore) -> None:
         lease = await create(store)
@@ -191,7 +182,7 @@ class TestOwners:
         await second.close()
         assert (await third.load("s"))[1] == lease
         await third.close()
-        assert not any(value is third._owner for value in _sqlite_owner._owners.values())
+        assert not any(value is third._owner for value in _sqlite._owners.values())
 
     async def test_a_closed_store_says_so(self, store: SqliteStore) -> None:
         lease = await create(store)
@@ -271,7 +262,7 @@ class TestOwners:
         await store.close()
         with pytest.raises(StoreError, match="is closed"):
             await owner.write(lambda cursor: None)
-        entry = _sqlite_owner._Entry(lambda cursor: None, asyncio.get_running_loop(), False)
+        entry = _sqlite._Entry(lambda cursor: None, asyncio.get_running_loop(), False)
         owner._flush([entry])
         with pytest.raises(StoreError, match="is closed"):
             await entry.future
@@ -519,10 +510,10 @@ class TestWaiting:
             raise sqlite3.OperationalError("unable to open database file")
 
         with monkeypatch.context() as patch:
-            patch.setattr(_sqlite_owner, "_Connection", fail)
+            patch.setattr(_sqlite, "_Connection", fail)
             with pytest.raises(StoreError, match="unable to open"):
                 await store.journal_put(lease, JournalRow("k", "intent"))
-            patch.setattr(_sqlite_owner, "_Connection", lambda *args: 1 // 0)
+            patch.setattr(_sqlite, "_Connection", lambda *args: 1 // 0)
             with pytest.raises(ZeroDivisionError):
                 await store.journal_put(lease, JournalRow("k", "intent"))
         await store.journal_put(lease, JournalRow("k", "intent"))
@@ -535,7 +526,7 @@ class TestWaiting:
             store = SqliteStore(path)
             await store.close()
         with locked(path), pytest.raises(StoreBusyError):
-            _sqlite_owner.acquire_owner(path, Part("x", 2, [["CREATE TABLE x(a)"]]), busy_timeout=0.02)
+            _sqlite.acquire_owner(path, Part("x", 2, [["CREATE TABLE x(a)"]]), busy_timeout=0.02)
 
     def test_turning_the_log_on_waits_for_another_that_does_it(self, path: Path) -> None:
         class Cursor:
@@ -556,11 +547,11 @@ class TestWaiting:
 
         limit = 3
         cursor = Cursor()
-        _sqlite_owner._claim(cursor, str(path), 1.0)  # type: ignore[arg-type]
+        _sqlite._claim(cursor, str(path), 1.0)  # type: ignore[arg-type]
         assert cursor.calls == 3
         limit = 1_000_000
         with pytest.raises(sqlite3.OperationalError):
-            _sqlite_owner._claim(Cursor(), str(path), 0.01)  # type: ignore[arg-type]
+            _sqlite._claim(Cursor(), str(path), 0.01)  # type: ignore[arg-type]
 
     async def test_a_reader_that_must_wait_goes_aside(self, store: SqliteStore) -> None:
         lease = await create(store)
@@ -612,8 +603,8 @@ class TestDurability:
     async def test_the_log_is_copied_aside_and_starts_over(
         self, path: Path, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(_sqlite_owner, "CHECKPOINT_BYTES", 100_000)
-        monkeypatch.setattr(_sqlite_owner, "RESTART_BYTES", 400_000)
+        monkeypatch.setattr(_sqlite, "CHECKPOINT_BYTES", 100_000)
+        monkeypatch.setattr(_sqlite, "RESTART_BYTES", 400_000)
         lease = await create(store)
         head = make_head(state="x" * 10_000)
         sizes: list[int] = []
@@ -629,7 +620,7 @@ class TestDurability:
     async def test_the_log_starts_over_also_where_a_reader_kept_it_long(
         self, path: Path, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(_sqlite_owner, "CHECKPOINT_BYTES", 10**9)
+        monkeypatch.setattr(_sqlite, "CHECKPOINT_BYTES", 10**9)
         lease = await create(store)
         head = make_head(state="x" * 10_000)
         wal = path.with_name("store.db-wal")
@@ -638,7 +629,7 @@ class TestDurability:
         store._owner._checkpoint()
         before = wal.stat().st_size
         assert before > 300_000
-        monkeypatch.setattr(_sqlite_owner, "RESTART_BYTES", 100_000)
+        monkeypatch.setattr(_sqlite, "RESTART_BYTES", 100_000)
         store._owner._checkpoint()
         assert wal.stat().st_size == 0
         await store.save(lease, Commit(head=head), 100)
@@ -646,7 +637,7 @@ class TestDurability:
     async def test_a_check_point_that_fails_is_tried_again(
         self, path: Path, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(_sqlite_owner, "CHECKPOINT_BYTES", 0)
+        monkeypatch.setattr(_sqlite, "CHECKPOINT_BYTES", 0)
         lease = await create(store)
         connect, failures = sqlite3.connect, [0]
 

@@ -48,9 +48,7 @@ class TestSqliteFull(TestSqliteNormal):
 
 class TestSqliteProcesses(SessionStoreProcessConformance):
     # Check-points and log restarts all the time, so that kills hit them too.
-    prelude = (
-        "from stepwell.sessions import _sqlite_owner as o\no.CHECKPOINT_BYTES = 50_000\no.RESTART_BYTES = 200_000\n"
-    )
+    prelude = "from stepwell import _sqlite as o\no.CHECKPOINT_BYTES = 50_000\no.RESTART_BYTES = 200_000\n"
 
     @pytest.fixture
     def store_url(self, tmp_path: Path) -> str:

@@ -13,6 +13,7 @@ import msgspec
 
 from stepwell._clock import Clock, SystemClock
 from stepwell._json import is_text_clean
+from stepwell._sqlite import Part, Undo, acquire_owner, release_owner
 from stepwell.errors import StoreDataError, StoreError
 from stepwell.messages import decode_message
 
@@ -34,7 +35,6 @@ from ._rows import (
     turn_state,
     unknown,
 )
-from ._sqlite_owner import Part, Undo, acquire_owner, release_owner
 from .document import LogEntry, SequenceEntry, SessionHead, SessionSummary
 from .store import (
     Acquired,

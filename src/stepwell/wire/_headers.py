@@ -1,0 +1,135 @@
+"""Headers in `extras`, and the checks at a channel's edge."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+from stepwell._json import json_copy
+from stepwell.errors import InvalidInputError, NonJsonValueError
+
+from ._names import H
+from ._records import Data, Extras, WireMessage
+from ._serials import MAX_BATCH
+
+__all__ = [
+    "Headers",
+    "check_change",
+    "check_channel_name",
+    "check_messages",
+    "codec_headers",
+    "is_ephemeral",
+    "is_open_stream",
+    "make_extras",
+    "transport_headers",
+]
+
+Headers = Mapping[str, str]
+"""Headers: text to text."""
+
+_NO_HEADERS: Final[Headers] = {}
+_CHANNEL_NAME: Final = re.compile(r"[A-Za-z0-9_:.\-]{1,256}")
+
+
+def make_extras(transport: Headers, codec: Headers | None = None, *, ephemeral: bool = False) -> dict[str, Any]:
+    """Put headers in their place. An empty codec part is left out.
+
+    Raises:
+        InvalidInputError: A value is not text: readers would drop the message without a word.
+    """
+    for headers in (transport, codec or _NO_HEADERS):
+        for key, value in headers.items():
+            if type(value) is not str:
+                raise InvalidInputError(
+                    f"The header {key!r} is a {type(value).__name__}: headers are text, write it as JSON text."
+                )
+    ai: dict[str, Any] = {"transport": dict(transport)}
+    if codec:
+        ai["codec"] = dict(codec)
+    return {"ai": ai, "ephemeral": True} if ephemeral else {"ai": ai}
+
+
+def transport_headers(extras: Extras | None) -> Headers:
+    """The transport headers; empty where there are none. Values that are not text are as they came: compare them."""
+    return _tier(extras, "transport")
+
+
+def codec_headers(extras: Extras | None) -> Headers:
+    """The codec headers; empty where there are none."""
+    return _tier(extras, "codec")
+
+
+def _tier(extras: Extras | None, tier: str) -> Headers:
+    ai = extras.get("ai") if extras else None
+    if isinstance(ai, dict):
+        headers = cast("dict[str, Any]", ai).get(tier)
+        if isinstance(headers, dict):
+            return cast("Headers", headers)
+    return _NO_HEADERS
+
+
+def is_ephemeral(extras: Extras | None) -> bool:
+    """Whether the message is delivered live only: kept for 60 seconds, in no history and no snapshot."""
+    return extras is not None and extras.get("ephemeral") is True
+
+
+def is_open_stream(extras: Extras | None) -> bool:
+    """Whether more appends are expected: a channel folds the text of a message into one row when this ends."""
+    return transport_headers(extras).get(H.STATUS) == "streaming"
+
+
+def check_channel_name(name: str) -> str:
+    """Return `name`.
+
+    Raises:
+        InvalidInputError: It is not 1 to 256 characters of `[A-Za-z0-9_:.-]`.
+    """
+    if _CHANNEL_NAME.fullmatch(name) is None:
+        raise InvalidInputError(
+            f"{name[:80]!r} is no channel name: use 1 to 256 letters, digits and the characters _ : . and -."
+        )
+    return name
+
+
+def check_messages(messages: Sequence[WireMessage]) -> None:
+    """Check what is to be published; every backend calls this first.
+
+    Raises:
+        InvalidInputError: There are none or too many, or one holds what is not allowed.
+    """
+    if not 1 <= len(messages) <= MAX_BATCH:
+        raise InvalidInputError(f"{len(messages)} messages in one publish: pass 1 to {MAX_BATCH}.")
+    for message in messages:
+        if not message.name:
+            raise InvalidInputError("A message needs a name.")
+        check_change(message.data, message.extras)
+        for text in (message.name, message.client_id, message.idempotency_id):
+            if text is not None:
+                _check_json(text)
+
+
+def check_change(data: Data, extras: Extras | None) -> None:
+    """Check data and extras.
+
+    Raises:
+        InvalidInputError: The data is a bare number or boolean, or something is not JSON.
+    """
+    if not isinstance(data, (str, dict, list, type(None))):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+        raise InvalidInputError(
+            f'The data of a message is a {type(data).__name__}: wrap it in an object, as in {{"value": ...}}.'
+        )
+    _check_json(data)
+    if extras is not None:
+        if not isinstance(extras, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - the same
+            raise InvalidInputError(f"Extras are a JSON object, not a {type(extras).__name__}.")
+        _check_json(extras)
+
+
+def _check_json(value: Any) -> None:
+    if type(value) is str and value.isascii():
+        return
+    try:
+        json_copy(value)
+    except NonJsonValueError as error:
+        raise InvalidInputError(f"A message holds a value that is not JSON: {error.message}") from None
