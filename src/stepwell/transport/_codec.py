@@ -188,8 +188,9 @@ class Codec(Protocol[M, P]):
         ...
 
     def is_new_message(self, event: Any) -> bool:
-        """Whether an input is a message of its own in the conversation (a user message), not something about another
-        message (a tool's result, an approval, a regeneration).
+        """Whether an input is a message of its own in the conversation, as a user message is.
+
+        Others say something about a message: a tool's result, an approval, a regeneration.
         """
         ...
 
