@@ -289,6 +289,21 @@ class SqliteOwner:
                 self._reader = _Connection(self.path, self.busy_timeout)
             return self._reader.read(job)
 
+    def foreign_commits(self) -> int | None:
+        """A number that changes when another connection has committed; None while the loop's connection is in use."""
+        if self._closed:
+            raise _closed(self.path)
+        if not self._main_lock.acquire(blocking=False):
+            return None
+        try:
+            return self._main.cursor.execute("PRAGMA data_version").fetchone()[0]
+        except sqlite3.Error as error:
+            if _busy(error):
+                return None
+            raise store_error(error, self.path) from error
+        finally:
+            self._main_lock.release()
+
     def _flush(self, queue: list[_Entry]) -> None:
         """Run what one tick of the loop has queued."""
         entries = [entry for entry in queue if not entry.future.done()]
