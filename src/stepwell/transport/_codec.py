@@ -121,6 +121,10 @@ class Encoder(Protocol):
         """
         ...
 
+    async def finish(self) -> None:
+        """The source came to its end: close what it left open, as the codec sees fit. Raises as `publish_output`."""
+        ...
+
     async def cancel_streams(self) -> None:
         """Write what is kept, then close every open stream with status `cancelled`."""
         ...
@@ -192,6 +196,10 @@ class Codec(Protocol[M, P]):
 
         Others say something about a message: a tool's result, an approval, a regeneration.
         """
+        ...
+
+    def target_of(self, event: Any) -> str | None:
+        """The `codec-message-id` of the message that an input is about; None for a message of its own."""
         ...
 
     def create_user_message(self, message: M) -> Any:
