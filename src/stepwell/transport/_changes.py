@@ -11,7 +11,7 @@ from stepwell.wire import Delivery, RunEvent, StepEvent
 
 from ._nodes import Node, RunNode
 
-__all__ = ["OutputChange", "RunChange", "StepChange", "StructureChange", "TreeChange"]
+__all__ = ["BulkChange", "OutputChange", "RunChange", "StepChange", "StructureChange", "TreeChange"]
 
 
 class RunChange(msgspec.Struct, frozen=True):
@@ -59,16 +59,25 @@ class StructureChange(msgspec.Struct, frozen=True):
     """Which nodes there are, or how they hang together, changed.
 
     Attributes:
-        node: The node that is new or moved; None where many are.
+        node: The node that is new, gone, or has another place; None where it is not known yet.
         renamed: Its key until now, where an answer was taken up by an agent and has got its run id.
-        history: A page of history was taken in; nothing else is told meanwhile but what was said in its messages.
-        gap: Everything was replaced by a snapshot, because part of the log was gone.
     """
 
     node: Node[Any, Any] | None = None
     renamed: str | None = None
-    history: bool = False
-    gap: bool = False
 
 
-TreeChange: TypeAlias = RunChange | StepChange | OutputChange | StructureChange
+class BulkChange(msgspec.Struct, frozen=True):
+    """Much is going to change at once, or has: told before and behind.
+
+    Attributes:
+        begins: It is about to change.
+        gap: Everything is replaced by a snapshot, because part of the log was gone. Otherwise a page of history is
+            taken in; what it changes is told one by one in between, as not live.
+    """
+
+    begins: bool
+    gap: bool
+
+
+TreeChange: TypeAlias = RunChange | StepChange | OutputChange | StructureChange | BulkChange

@@ -110,6 +110,8 @@ class Session(Generic[M, P]):
         tasks, self._tasks = self._tasks, None
         self._closed = True
         self._fail_waiters(self._closed_error())
+        if self._history is not None:
+            self._history.finish()
         if tasks is not None:
             # The group never gets the body's exception: it would come out wrapped in a group of one.
             await _leave(tasks)

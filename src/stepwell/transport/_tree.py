@@ -16,7 +16,7 @@ import msgspec
 
 from stepwell.wire import Delivery, H, Headers, Lifecycle, Name, RunEvent, StepEvent, parse_lifecycle, transport_headers
 
-from ._changes import OutputChange, RunChange, StepChange, StructureChange, TreeChange
+from ._changes import BulkChange, OutputChange, RunChange, StepChange, StructureChange, TreeChange
 from ._codec import Codec, Direction
 from ._nodes import InputNode, Node, RunInfo, RunNode
 
@@ -193,23 +193,25 @@ class ConversationTree(Generic[M, P]):
 
     @contextlib.contextmanager
     def history(self) -> Generator[None]:
-        """Within it a page of history is applied, oldest first. Leaving it tells of the whole page once."""
+        """Within it a page of history is applied, oldest first."""
+        self._tell(BulkChange(begins=True, gap=False))
         self._live = False
         try:
             yield
         finally:
             self._live = True
-            self._tell(StructureChange(history=True))
+            self._tell(BulkChange(begins=False, gap=False))
 
     def replace(self, other: ConversationTree[M, P]) -> None:
         """Become what another tree is, at once: after a gap. Inputs that have not come back yet are kept."""
+        self._tell(BulkChange(begins=True, gap=True))
         listeners, local = self._listeners, self._local
         vars(self).update(vars(other))
         self._listeners = listeners
         for message_id, (event, headers) in local.items():
             if message_id not in self._owners:
                 self._insert_local(message_id, event, headers)
-        self._tell(StructureChange(gap=True))
+        self._tell(BulkChange(begins=False, gap=True))
 
     def insert_local(self, event: Any, headers: Headers) -> Node[M, P]:
         """Show an input of this client before it comes back. Its echo replaces it, whenever it comes.

@@ -1,0 +1,210 @@
+"""The part of a conversation that a view shows: one branch, from some message on, as a list that is kept up to date.
+
+What comes live is shown. What history brings is withheld until somebody asks for older messages. A change of content
+costs what changed; only a change of structure goes through the conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import Generic, TypeVar
+
+from ._changes import BulkChange, StructureChange
+from ._codec import CodecMessage
+from ._nodes import Node
+from ._selection import Selection
+from ._tree import ConversationTree
+
+__all__ = ["Window"]
+
+M = TypeVar("M")
+P = TypeVar("P")
+
+
+class _Segment(Generic[M, P]):
+    """What one node of the branch contributes to the list, with what stands in for parts of it."""
+
+    __slots__ = ("length", "node", "start", "used")
+
+    def __init__(self, node: Node[M, P], start: int) -> None:
+        self.node = node
+        self.start = start
+        self.length = 0
+        self.used: set[Node[M, P]] = set()
+
+
+class Window(Generic[M, P]):
+    """See the module."""
+
+    def __init__(self, tree: ConversationTree[M, P], selection: Selection[M, P]) -> None:
+        self._tree = tree
+        self._selection = selection
+        self._branch: list[Node[M, P]] = tree.visible(selection.choose)
+        self._shown: dict[Node[M, P], None] = dict.fromkeys(self._branch)
+        self._withheld: set[Node[M, P]] = set()
+        self._hidden = 0  # messages at the head of the list that are not shown: nodes are withheld as a whole
+        self._list: list[CodecMessage[M]] = []
+        self._segments: dict[Node[M, P], _Segment[M, P]] = {}  # by every node that a segment's messages come from
+        self._regenerators: dict[Node[M, P], frozenset[Node[M, P]]] = {}  # of every node shown
+        self._stale = True
+        self._changed: set[Node[M, P]] = set()
+        self._messages: Sequence[CodecMessage[M]] | None = None
+        self._before: Sequence[CodecMessage[M]] = ()
+        self.grown = 0
+        """Messages that history has added to shown nodes, since it was set to 0."""
+
+    @property
+    def messages(self) -> Sequence[CodecMessage[M]]:
+        """The list: a new one after each change."""
+        self._refresh()
+        if self._messages is None:
+            self._messages = self._list[self._hidden :]
+        return self._messages
+
+    @property
+    def shown(self) -> Set[Node[M, P]]:
+        """The nodes of the branch that are shown, in order."""
+        return self._shown.keys()
+
+    @property
+    def available(self) -> int:
+        """Messages that are loaded and older than what is shown, or between."""
+        return self._hidden + sum(len(node.messages) for node in self._branch if node in self._withheld)
+
+    def shows(self, node: Node[M, P]) -> bool:
+        """Whether a node's content is part of the list, or would be if it had any."""
+        return node in self._shown
+
+    # -- changes
+
+    def on_content(self, node: Node[M, P]) -> bool:
+        """A node's content changed. Whether that can be seen."""
+        if node not in self._shown:
+            return False
+        self._messages = None
+        if not self._stale:
+            self._changed.add(node)
+        return True
+
+    def on_structure(self, change: StructureChange) -> None:
+        """The tree changed its shape."""
+        if change.renamed is not None and change.node is not None:
+            self._selection.rename(change.renamed, change.node.key)
+        if change.node is not None:
+            self._selection.pin(change.node, self.shown)
+        self.recompute()
+
+    def on_bulk(self, change: BulkChange) -> None:
+        """A page of history, or a snapshot after a gap."""
+        if change.begins:
+            self._before = self.messages
+        elif change.gap:
+            self._on_gap()
+        else:
+            self._on_history()
+
+    def recompute(self) -> None:
+        """Go through the branch anew: the tree or the selection changed."""
+        self._branch = self._tree.visible(self._selection.choose)
+        self._shown = {node: None for node in self._branch if node not in self._withheld}
+        self._stale = True
+        self._messages = None
+
+    def _on_history(self) -> None:
+        known, before = set(self._branch), len(self._before)
+        self._withheld.update(node for node in self._tree.visible(self._selection.choose) if node not in known)
+        self.recompute()
+        self._keep_first()
+        self.grown += len(self.messages) - before
+
+    def _on_gap(self) -> None:
+        """All nodes are new. What was withheld still is, and so is what is older than anything shown."""
+        shown = {node.key for node in self._shown}
+        withheld = {node.key for node in self._withheld}
+        edge = min((node.serial for node in self._shown if node.serial is not None), default="")
+        self._withheld = {
+            node
+            for node in self._tree.visible(self._selection.choose)
+            if node.key in withheld or (node.key not in shown and node.serial is not None and node.serial < edge)
+        }
+        self.recompute()
+        self._keep_first()
+
+    def _keep_first(self) -> None:
+        """What has come in front of the message that was the first shown stays hidden."""
+        before, self._before = self._before, ()
+        first = before[0].codec_message_id if before else None
+        self._refresh()
+        self._hide(next((i for i, one in enumerate(self._list) if one.codec_message_id == first), 0))
+
+    def _hide(self, count: int) -> None:
+        self._hidden = count
+        self._messages = None
+
+    # -- more and less
+
+    def reveal(self, count: int) -> int:
+        """Show up to `count` older messages that are loaded. How many there were."""
+        self._refresh()
+        shown = len(self._list) - self._hidden
+        while self._hidden < count:
+            held = [node for node in self._branch if node in self._withheld]
+            if not held:
+                break
+            needed = count - self._hidden
+            while held and needed > 0:
+                node = held.pop()
+                self._withheld.discard(node)
+                needed -= len(node.messages)
+            self.recompute()
+            self._refresh()
+            self._hidden = len(self._list) - shown
+        revealed = min(count, self._hidden)
+        self._hide(self._hidden - revealed)
+        return revealed
+
+    def hide(self, count: int) -> None:
+        """Hide the oldest messages shown."""
+        self._hide(self._hidden + count)
+
+    # -- the list
+
+    def _refresh(self) -> None:
+        if not self._stale and self._changed:
+            changed, self._changed = self._changed, set()
+            if not all(self._patch(node) for node in changed):
+                self._stale = True
+        if self._stale:
+            self._stale = False
+            self._changed.clear()
+            self._build()
+
+    def _build(self) -> None:
+        self._list, self._segments = [], {}
+        self._regenerators = {node: self._selection.regenerators(node) for node in self._shown}
+        standing_in = {run for runs in self._regenerators.values() for run in runs}
+        for node in self._shown:
+            if node in standing_in:
+                continue  # shown in another run's place, if at all
+            segment = _Segment(node, len(self._list))
+            self._selection.emit(node, self._list, segment.used)
+            segment.length = len(self._list) - segment.start
+            for used in segment.used:
+                self._segments[used] = segment
+
+    def _patch(self, node: Node[M, P]) -> bool:
+        """Replace what comes from a node. False if the whole list must be made anew."""
+        if self._selection.regenerators(node) != self._regenerators[node]:
+            return False
+        segment = self._segments.get(node)
+        if segment is None:
+            return True  # an alternative that is not selected
+        messages: list[CodecMessage[M]] = []
+        used: set[Node[M, P]] = set()
+        self._selection.emit(segment.node, messages, used)
+        end = segment.start + segment.length
+        if used != segment.used or (len(messages) != segment.length and end != len(self._list)):
+            return False
+        self._list[segment.start : end] = messages
+        segment.length = len(messages)
+        return True
