@@ -10,6 +10,7 @@
     assert clock.slept == [0.5]
 """
 
+from ._channel_conformance import ChannelConformance
 from ._clock import FakeClock
 from ._harness import TurnHarness
 from ._scripted import Call, Reply, Scripted, ScriptedModel, ScriptError
@@ -18,6 +19,7 @@ from ._store_processes import SessionStoreProcessConformance
 
 __all__ = [
     "Call",
+    "ChannelConformance",
     "FakeClock",
     "Reply",
     "ScriptError",

@@ -195,10 +195,10 @@ class TableEncoder:
 
     async def publish_output(self, output: Any) -> None:
         """See `Encoder.publish_output`."""
-        event = cast("Mapping[str, Any]", output) if isinstance(output, Mapping) else {}
+        event: Mapping[str, Any] = cast("Mapping[str, Any]", output) if isinstance(output, Mapping) else {}
         name = event.get("type")
         if not isinstance(name, str):
-            raise MisuseError(f"An output is an object with a type, not a {type(output).__name__}.")  # pyright: ignore[reportUnknownArgumentType]
+            raise MisuseError("An output is an object with a type: see the codec's table.")
         found = self._table.by_event.get(name)
         if found is not None:
             await self._stream(*found, event)

@@ -1,0 +1,658 @@
+"""Channels in Redis, with real servers: what only this backend can do wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redis_kit import RedisServer, server_that_says
+from stepwell.channels import _redis_line, open_channels
+from stepwell.channels.redis import RedisChannel, RedisChannels
+from stepwell.errors import (
+    AppendGapError,
+    ChannelBusyError,
+    ChannelDataError,
+    ChannelError,
+    FencedError,
+    InvalidInputError,
+)
+from stepwell.testing import ChannelConformance, FakeClock
+from stepwell.wire import ChannelProvider, Cursor, Delivery, Gap, Subscription, WireMessage, make_extras
+
+pytestmark = pytest.mark.anyio
+
+OPEN = make_extras({"run-id": "r", "stream": "true", "status": "streaming"})
+CLOSED = make_extras({"run-id": "r", "stream": "true", "status": "complete"})
+
+
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def server(shared_server: RedisServer) -> RedisServer:
+    """Empty, with nobody connected."""
+    shared_server.do("FLUSHALL")
+    return shared_server
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Generator[RedisServer]:
+    server = RedisServer(tmp_path)
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+async def channels(server: RedisServer) -> AsyncGenerator[RedisChannels]:
+    async with RedisChannels(server.url) as channels:
+        yield channels
+
+
+def message(name: str = "m", data: Any = None, **fields: Any) -> WireMessage:
+    return WireMessage(name=name, data=data, **fields)
+
+
+async def until(true: Callable[[], object]) -> None:
+    """Let the event loop run until a look at the server says so."""
+    while not true():  # noqa: ASYNC110 - the server has no event to wait for
+        await asyncio.sleep(0)
+
+
+async def read_names(subscription: Subscription, count: int) -> list[str | None]:
+    """Of the next deliveries; None stands for a gap."""
+    found: list[str | None] = []
+    while len(found) < count:
+        found += [None if isinstance(item, Gap) else item.name for item in await subscription.read()]
+    return found
+
+
+async def names_in_history(channel: RedisChannel) -> list[str | None]:
+    page = await channel.history(limit=1000)
+    items: list[Delivery] = list(page.items)
+    while page.next is not None:
+        page = await channel.history(before=page.next, limit=1000)
+        items += page.items
+    return [item.name for item in reversed(items)]
+
+
+class TestRedis(ChannelConformance):
+    @pytest.fixture
+    async def provider(self, server: RedisServer) -> AsyncGenerator[ChannelProvider]:
+        self.url = server.url
+        async with RedisChannels(server.url, clock=self.clock) as provider:
+            yield provider
+
+    async def another(self, provider: ChannelProvider, retention: float) -> ChannelProvider:
+        return RedisChannels(self.url, retention=retention, clock=self.clock)
+
+
+# -- several processes
+
+WRITERS = """
+import asyncio, sys
+from stepwell.channels import open_channels
+from stepwell.wire import WireMessage
+
+async def main(url, process):
+    async with open_channels(url) as channels:
+        channel = await channels.open("shared")
+        print("ready", flush=True)
+        sys.stdin.readline()
+        async def write(writer):
+            for n in range(50):
+                await channel.publish([WireMessage(name=f"{process}.{writer}.{n}")] * (1 + n % 2))
+        await asyncio.gather(*map(write, range(10)))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+WRITE_UNTIL_KILLED = """
+import asyncio, sys
+from stepwell.channels import open_channels
+from stepwell.wire import WireMessage
+
+async def main(url):
+    async with open_channels(url) as channels:
+        channel = await channels.open("killed")
+        n = 0
+        while True:
+            [serial] = await channel.publish([WireMessage(name=str(n))])
+            print(serial, flush=True)
+            n += 1
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def start(script: str, *args: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", script, *args]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+async def test_twenty_writers_in_two_processes_and_a_reader_by_cursor_that_loses_no_row(
+    server: RedisServer, channels: RedisChannels
+) -> None:
+    processes = [start(WRITERS, server.url, str(n)) for n in range(2)]
+    for process in processes:
+        assert process.stdout is not None
+        assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
+    channel = await channels.open("shared")
+    cursor: Cursor | None = None
+    found: list[Delivery] = []
+    async with channel.subscribe() as subscription:
+        cursor = subscription.start
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+    while len(found) < 2 * 10 * 75:
+        # Left and entered again all the time, as a client that loses its connection does.
+        async with channel.subscribe(after=cursor) as subscription:
+            for item in await subscription.read(64):
+                assert isinstance(item, Delivery)
+                found.append(item)
+                cursor = item.cursor
+    assert [process.wait() for process in processes] == [0, 0]
+    for process in processes:
+        process.communicate()
+    serials = [item.serial for item in found]
+    assert serials == sorted(set(serials))
+    by_writer: dict[str, list[int]] = {}
+    for item in found:
+        process_id, writer, n = (item.name or "").split(".")
+        by_writer.setdefault(f"{process_id}.{writer}", []).append(int(n))
+    assert list(by_writer.values()) == [[n for n in range(50) for _ in range(1 + n % 2)]] * 20
+
+
+async def test_what_a_killed_writer_was_told_is_stored(server: RedisServer, channels: RedisChannels) -> None:
+    process = start(WRITE_UNTIL_KILLED, server.url)
+    assert process.stdout is not None
+    for _ in range(50):
+        await asyncio.to_thread(process.stdout.readline)
+    process.kill()
+    rest, _ = await asyncio.to_thread(process.communicate)
+    told = 50 + len([line for line in rest.splitlines() if line.endswith(":000")])
+    stored = await names_in_history(await channels.open("killed"))
+    assert stored[:told] == [str(n) for n in range(told)]
+    assert len(stored) - told in (0, 1)
+
+
+async def test_two_providers_in_one_process(server: RedisServer, channels: RedisChannels) -> None:
+    async with RedisChannels(server.url) as others:
+        theirs, ours = await others.open("c"), await channels.open("c")
+        async with theirs.subscribe() as there, ours.subscribe() as here:
+            await theirs.publish([message("a")])
+            await ours.publish([message("b")])
+            assert await read_names(there, 2) == await read_names(here, 2) == ["a", "b"]
+
+
+# -- a server that goes away
+
+
+async def test_a_server_killed_and_started_again_between_reads_and_writes(own_server: RedisServer) -> None:
+    async with RedisChannels(own_server.url) as channels:
+        channel = await channels.open("c")
+        [serial] = await channel.publish([message("answer", "", extras=OPEN)])
+        begun = asyncio.Event()
+
+        async def write() -> None:
+            for seq in range(1, 301):
+                extras = OPEN if seq < 300 else CLOSED
+                while True:
+                    try:
+                        await channel.append(serial, f"{seq} ", extras, seq=seq)
+                        break
+                    except ChannelBusyError:
+                        continue
+                if seq == 100:
+                    begun.set()
+
+        text = ""
+        async with channel.subscribe() as subscription, asyncio.TaskGroup() as tasks:
+            tasks.create_task(write())
+            await begun.wait()
+            await asyncio.to_thread(own_server.kill)
+            tasks.create_task(asyncio.to_thread(own_server.start))
+            while True:
+                [item] = await subscription.read(1)
+                assert isinstance(item, Delivery)  # nothing is lost, so there is no gap
+                assert isinstance(item.data, str)
+                text = text + item.data if item.action == "append" else item.data
+                if item.extras == CLOSED:
+                    break
+        assert text == "".join(f"{seq} " for seq in range(1, 301))
+
+
+async def test_a_reader_that_waits_survives_a_restart(own_server: RedisServer) -> None:
+    async with RedisChannels(own_server.url) as channels, RedisChannels(own_server.url) as others:
+        channel = await channels.open("c")
+        async with channel.subscribe() as subscription:
+            await channel.publish([message("before")])
+            assert await read_names(subscription, 1) == ["before"]
+            reading = asyncio.create_task(read_names(subscription, 1))
+            await asyncio.to_thread(own_server.kill)
+            await asyncio.to_thread(own_server.start)
+            await (await others.open("c")).publish([message("after")])
+            assert await reading == ["after"]
+
+
+async def test_a_flushed_server_is_a_gap(server: RedisServer, channels: RedisChannels) -> None:
+    channel = await channels.open("c")
+    async with channel.subscribe() as subscription:
+        await channel.publish([message("before")])
+        assert await read_names(subscription, 1) == ["before"]
+        reading = asyncio.create_task(read_names(subscription, 2))
+        server.do("FLUSHALL")
+        await channel.publish([message("after")])
+        assert await reading == [None, "after"]
+        await channel.publish([message("later")])
+        assert await read_names(subscription, 1) == ["later"]
+
+
+async def test_a_flushed_server_that_nobody_writes_to_is_noticed(
+    server: RedisServer, channels: RedisChannels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_redis_line, "TICK_SECONDS", 0.05)
+    channel, other = await channels.open("c"), await channels.open("left")
+    async with channel.subscribe() as subscription:
+        async with other.subscribe() as left:
+            await other.publish([message("x")])
+            await left.read()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await left.read()
+        await channel.publish([message("before")])
+        assert await read_names(subscription, 1) == ["before"]
+        reading = asyncio.create_task(subscription.read())
+        server.do("FLUSHALL")
+        assert isinstance((await reading)[0], Gap)
+        await until(lambda: b"stepwell:{left}:bell" not in server.do("PUBSUB", "CHANNELS"))
+
+
+async def test_a_lost_bell_rings_again(server: RedisServer, channels: RedisChannels) -> None:
+    channel = await channels.open("c")
+    async with channel.subscribe() as subscription:
+        for n in range(3):
+            reading = asyncio.create_task(read_names(subscription, 1))
+            await until(lambda: server.do("PUBSUB", "NUMSUB", "stepwell:{c}:bell")[1] == 1)
+            server.do("CLIENT", "KILL", "TYPE", "pubsub")
+            await channel.publish([message(str(n))])
+            assert await reading == [str(n)]
+
+
+async def test_connections_that_the_server_closed_are_replaced_before_anything_is_sent(
+    server: RedisServer, channels: RedisChannels
+) -> None:
+    channel = await channels.open("c")
+    await channel.publish([message("a")])
+    await channel.history()
+    server.do("CLIENT", "KILL", "TYPE", "normal")
+    await asyncio.sleep(0.05)  # until this process's event loop has heard of it
+    await channel.publish([message("b")])
+    assert await names_in_history(channel) == ["a", "b"]
+
+
+async def test_nobody_there(server: RedisServer) -> None:
+    async with RedisChannels("redis://somebody:hunter2@127.0.0.1:1/0", timeout=1) as channels:
+        channel = await channels.open("c")
+        for call in (
+            lambda: channel.publish([message()]),
+            lambda: channel.history(),
+            lambda: channel.raise_fence(1),
+            lambda: channel.subscribe().__aenter__(),
+        ):
+            with pytest.raises(ChannelBusyError, match="try again") as caught:
+                await call()
+            assert caught.value.retryable
+            assert "hunter2" not in repr(caught.value)
+
+
+async def test_no_answer_in_time(server: RedisServer) -> None:
+    async with RedisChannels(server.url, timeout=0.05) as channels:
+        channel = await channels.open("c")
+        await channel.publish([message("a")])
+        server.do("CLIENT", "PAUSE", "300", "ALL")
+        with pytest.raises(ChannelBusyError, match="in time"):
+            await channel.publish([message("b", idempotency_id="b")])
+        while True:
+            try:
+                await channel.publish([message("b", idempotency_id="b")])
+                break
+            except ChannelBusyError:
+                continue
+        assert await names_in_history(channel) == ["a", "b"]
+
+
+# -- scripts
+
+
+async def test_flushed_scripts_are_loaded_again_and_keep_the_order_of_calls(
+    server: RedisServer, channels: RedisChannels
+) -> None:
+    channel = await channels.open("c")
+    [serial] = await channel.publish([message("answer", "", extras=OPEN)])
+    await channel.append(serial, "0", OPEN, seq=1)
+    for rounds in range(5):
+        server.do("SCRIPT", "FLUSH")
+        first = 2 + rounds * 10
+        await asyncio.gather(*(channel.append(serial, ".", OPEN, seq=seq) for seq in range(first, first + 10)))
+    assert (await channel.history()).items[0].data == "0" + "." * 50
+
+
+async def test_appends_called_at_once_arrive_in_order(channels: RedisChannels) -> None:
+    channel = await channels.open("c")
+    [serial] = await channel.publish([message("answer", "", extras=OPEN)])
+    calls = [channel.append(serial, f"{seq} ", None, seq=seq) for seq in range(1, 1001)]
+    versions = await asyncio.gather(*calls)
+    assert versions == sorted(versions)
+    assert (await channel.history()).items[0].data == "".join(f"{seq} " for seq in range(1, 1001))
+
+
+async def test_extras_that_an_append_changed_are_kept_by_those_that_say_nothing(channels: RedisChannels) -> None:
+    changed = make_extras({"run-id": "r", "stream": "true", "status": "streaming", "step-id": "s"})
+    channel = await channels.open("c")
+    async with channel.subscribe() as subscription:
+        [serial] = await channel.publish([message("answer", "", extras=OPEN)])
+        given = [None, changed, None, OPEN, None, changed, CLOSED]
+        for seq, extras in enumerate(given, 1):
+            await channel.append(serial, str(seq), extras, seq=seq)
+            # Read one by one, or the closed message would stand for all of them.
+            got = [item for item in await subscription.read() if isinstance(item, Delivery)]
+            assert got[-1].extras == (OPEN, changed, changed, OPEN, OPEN, changed, CLOSED)[seq - 1]
+    [item] = (await channel.history()).items
+    assert (item.data, item.extras) == ("1234567", CLOSED)
+
+
+async def test_a_replaced_open_message_goes_on(channels: RedisChannels) -> None:
+    channel = await channels.open("c")
+    async with channel.subscribe() as early:
+        [serial] = await channel.publish([message("answer", "", extras=OPEN)])
+        await channel.append(serial, "lost", OPEN, seq=1)
+        await channel.update(serial, "new", OPEN)
+        await channel.append(serial, " text", OPEN, seq=2)
+        items = [item for item in await early.read() if isinstance(item, Delivery)]
+        assert items[-1].data in (" text", "new text")
+        assert (await channel.history()).items[0].data == "new text"
+        await channel.update(serial, {"no": ["text", {}, [], None, 2**70, "\0é😀"]}, CLOSED)
+        [item] = (await channel.history()).items
+        assert item.data == {"no": ["text", {}, [], None, 2**70, "\0é😀"]}
+        with pytest.raises(InvalidInputError):
+            await channel.append(serial, "x", None, seq=3)
+        await channel.update(serial, "again", OPEN)
+        await channel.append(serial, "!", CLOSED, seq=3)
+        await channel.append(serial, "?", None, seq=4)
+        assert (await channel.history()).items[0].data == "again!?"
+        with pytest.raises(AppendGapError) as caught:
+            await channel.append(serial, "x", None, seq=10**30)
+        assert caught.value.applied == 4
+
+
+async def test_epochs_beyond_what_a_double_can_tell(channels: RedisChannels) -> None:
+    channel = await channels.open("c")
+    await channel.raise_fence(2**60 + 1)
+    with pytest.raises(FencedError) as caught:
+        await channel.publish([message()], epoch=2**60)
+    assert (caught.value.epoch, caught.value.fence) == (2**60, 2**60 + 1)
+    with pytest.raises(FencedError):
+        await channel.raise_fence(9)
+    with pytest.raises(FencedError):
+        await channel.publish([message()], epoch=-1)
+    await channel.publish([message("a")], epoch=2**60 + 1)
+    await channel.raise_fence(2**70)
+    assert await names_in_history(channel) == ["a"]
+
+
+# -- what is kept
+
+
+def keys(server: RedisServer) -> set[str]:
+    return {key.decode() for key in server.do("KEYS", "*")}
+
+
+async def test_a_closed_message_leaves_no_keys_of_its_own_and_a_deleted_channel_none(
+    server: RedisServer, channels: RedisChannels
+) -> None:
+    channel = await channels.open("c")
+    serials = [(await channel.publish([message("answer", "", extras=OPEN)]))[0] for _ in range(2)]
+    for serial in serials:
+        for seq in range(1, 4):
+            await channel.append(serial, "x", OPEN, seq=seq)
+    await channel.append(serials[0], "", CLOSED, seq=4)
+    own = {key for key in keys(server) if ":text:" in key or ":rows:" in key}
+    assert own == {"stepwell:{c}:text:2", "stepwell:{c}:rows:2"}
+    await channel.publish([message(extras={"ephemeral": True}, idempotency_id="i")])
+    assert len({key.partition("}")[0] for key in keys(server)}) == 1  # one slot
+    await channels.delete("c")
+    assert keys(server) == set()
+
+
+async def test_ephemeral_messages_go_with_everything_that_was_kept_of_them(server: RedisServer) -> None:
+    clock = FakeClock()
+    async with RedisChannels(server.url, clock=clock) as channels:
+        channel = await channels.open("c")
+        await channel.publish([message("kept", extras=make_extras({"run-id": "r"}))])
+        start = (await channel.history()).items[0].cursor
+        fleeting = make_extras({"run-id": "other", "status": "streaming"}, ephemeral=True)
+        [serial] = await channel.publish([message("fleeting", "", extras=fleeting)])
+        await channel.append(serial, "x", None, seq=1)
+        async with channel.subscribe(after=start) as subscription:
+            assert await read_names(subscription, 2) == ["fleeting", None]
+        assert {"stepwell:{c}:eph", "stepwell:{c}:text:2", "stepwell:{c}:rows:2"} < keys(server)
+        await clock.advance(61)
+        await channel.publish([message("after")])
+        assert {key.rpartition("}")[2] for key in keys(server)} == {"", ":log", ":ext"}
+        assert server.do("HLEN", "stepwell:{c}:ext") == 1
+        async with channel.subscribe(after=start) as subscription:
+            assert await read_names(subscription, 1) == ["after"]
+
+
+async def test_retention_raises_the_floor_and_keeps_messages(server: RedisServer) -> None:
+    clock = FakeClock()
+    async with RedisChannels(server.url, retention=30, clock=clock) as channels:
+        channel = await channels.open("c")
+        [left_open, closed] = await channel.publish([message(n, "", extras=OPEN) for n in ("open", "closed")])
+        cursor = (await channel.history()).items[0].cursor
+        for seq in range(1, 4):
+            await channel.append(left_open, str(seq), OPEN, seq=seq)
+        await channel.append(closed, "text", CLOSED, seq=1)
+        await clock.advance(20)
+        await channel.publish([message("young")])
+        middle = (await channel.history()).items[0].cursor
+        await clock.advance(20)
+        await channel.publish([message("new")])
+        async with channel.subscribe(after=cursor) as subscription:
+            items = await subscription.read()
+            assert isinstance(items[0], Gap)
+            items = await subscription.read()
+            shown = [(item.name, item.data) for item in items if isinstance(item, Delivery)]
+            assert shown == [("open", "123"), ("closed", "text"), ("young", None), ("new", None)]
+        async with channel.subscribe(after=middle) as subscription:
+            assert await read_names(subscription, 1) == ["new"]
+        assert server.do("XLEN", "stepwell:{c}:rows:1") == 0
+        assert server.do("ZCARD", "stepwell:{c}:whole") == 0
+        await channel.append(left_open, "4", OPEN, seq=4)
+        async with channel.subscribe(after=middle) as subscription:
+            items = [item for item in await subscription.read() if isinstance(item, Delivery)]
+            assert [(item.name, item.data) for item in items] == [("new", None), ("open", "1234")]
+
+
+async def test_many_messages_that_were_never_closed_are_paged(channels: RedisChannels) -> None:
+    channel = await channels.open("c")
+    async with channel.subscribe() as subscription:
+        start = subscription.start
+    serials = await channel.publish([message(str(n), "", extras=OPEN) for n in range(20)])
+    for seq in range(1, 6):
+        for serial in serials:
+            await channel.append(serial, str(seq), OPEN, seq=seq)
+    found: list[Delivery] = []
+    async with channel.subscribe(after=start) as subscription:
+        while len(found) < 120:
+            page = await subscription.read(7)
+            assert len(page) <= 7
+            found += [item for item in page if isinstance(item, Delivery)]
+    assert [item.action for item in found] == ["create"] * 20 + ["append"] * 100
+    assert [item.serial for item in found] == serials * 6
+    assert [item.version for item in found] == sorted(item.version for item in found)
+
+
+# -- cancellation
+
+
+async def test_cancelled_publishes_leave_the_others_their_own_replies(channels: RedisChannels) -> None:
+    channel = await channels.open("c")
+    for hops in range(12):
+        tasks = [asyncio.create_task(channel.publish([message(f"{hops}.{n}")])) for n in range(20)]
+        for _ in range(hops):
+            await asyncio.sleep(0)
+        for task in tasks[::2]:
+            task.cancel()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        page = await channel.history(limit=20)
+        name_of = {item.serial: item.name for item in page.items}
+        for n in range(1, 20, 2):
+            reply = done[n]
+            assert isinstance(reply, list)
+            assert name_of[reply[0]] == f"{hops}.{n}"
+
+
+async def test_a_cancelled_read_loses_nothing(channels: RedisChannels) -> None:
+    channel = await channels.open("c")
+    found: list[str | None] = []
+    async with channel.subscribe() as subscription:
+        for n in range(40):
+            reading = asyncio.create_task(read_names(subscription, 1))
+            for _ in range(n % 10):
+                await asyncio.sleep(0)
+            await channel.publish([message(str(n))])
+            reading.cancel()
+            results: Sequence[Any] = await asyncio.gather(reading, return_exceptions=True)
+            if isinstance(results[0], list):
+                found += results[0]
+        await channel.publish([message("end")])
+        while "end" not in found:
+            found += await read_names(subscription, 1)
+    assert found == [*map(str, range(40)), "end"]
+
+
+async def test_closing(server: RedisServer) -> None:
+    channels = RedisChannels(server.url)
+    channel = await channels.open("c")
+    async with channel.subscribe() as subscription:
+        reading = asyncio.create_task(subscription.read())
+        await until(lambda: server.do("PUBSUB", "CHANNELS"))
+        writing = asyncio.create_task(channel.publish([message()]))
+        await asyncio.sleep(0)
+        await channels.close()
+        assert len(await writing) == 1  # what was called before comes to its end
+        with pytest.raises(ChannelError, match="closed"):
+            await reading
+        with pytest.raises(ChannelError, match="closed"):
+            await subscription.read()
+    await channels.close()
+    with pytest.raises(ChannelError, match="closed"):
+        await channel.publish([message()])
+    with pytest.raises(ChannelError, match="closed"):
+        await channels.open("c")
+
+
+# -- what the server refuses
+
+
+async def test_a_replica_takes_no_writes(own_server: RedisServer) -> None:
+    async with RedisChannels(own_server.url) as channels:
+        channel = await channels.open("c")
+        await channel.publish([message("a")])
+        own_server.do("REPLICAOF", "127.0.0.1", "1")
+        with pytest.raises(ChannelBusyError, match="primary"):
+            await channel.publish([message("b")])
+        assert await names_in_history(channel) == ["a"]
+        own_server.do("REPLICAOF", "NO", "ONE")
+        await channel.publish([message("b")])
+        assert await names_in_history(channel) == ["a", "b"]
+
+
+async def test_a_server_out_of_memory_stores_nothing(own_server: RedisServer) -> None:
+    async with RedisChannels(own_server.url) as channels:
+        channel = await channels.open("c")
+        [serial] = await channel.publish([message("a", "text", extras=OPEN)])
+        await channel.append(serial, "!", OPEN, seq=1)
+        own_server.do("CONFIG", "SET", "maxmemory", "1")
+        for call in (
+            lambda: channel.publish([message("b")]),
+            lambda: channel.append(serial, "x", CLOSED, seq=2),
+            lambda: channel.update(serial, "x", CLOSED),
+            lambda: channel.raise_fence(7),
+        ):
+            with pytest.raises(ChannelError, match="maxmemory") as caught:
+                await call()
+            assert not isinstance(caught.value, ChannelBusyError)
+        own_server.do("CONFIG", "SET", "maxmemory", "0")
+        assert [item.data for item in (await channel.history()).items] == ["text!"]
+        await channel.append(serial, "?", CLOSED, seq=2, epoch=1)
+        assert [item.data for item in (await channel.history()).items] == ["text!?"]
+
+
+async def test_a_wrong_password_is_not_repeated(own_server: RedisServer) -> None:
+    own_server.do("CONFIG", "SET", "requirepass", "swordfish")
+    url = own_server.url.replace("redis://", "redis://:hunter2@")
+    async with RedisChannels(url) as channels:
+        with pytest.raises(ChannelError, match="password") as caught:
+            await (await channels.open("c")).publish([message("secret name")])
+        assert not isinstance(caught.value, ChannelBusyError)
+        assert "hunter2" not in f"{caught.value!r}{caught.value.__cause__!r}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "says"),
+    [
+        ("LOADING Redis is loading the dataset in memory", ChannelBusyError, "loading"),
+        ("CLUSTERDOWN The cluster is down", ChannelBusyError, "for now"),
+        ("NOREPLICAS Not enough good replicas to write.", ChannelBusyError, "NOREPLICAS"),
+        ("BUSY Redis is busy running a script.", ChannelBusyError, "BUSY"),
+        ("MISCONF Errors writing to the AOF file", ChannelBusyError, "disk"),
+        ("MOVED 3999 127.0.0.1:6381", ChannelError, "cluster"),
+        ("NOPERM this user has no permissions to run the 'evalsha' command", ChannelError, "permit"),
+        ("WRONGTYPE Operation against a key", ChannelDataError, "noeviction"),
+        ("ERR unknown command 'EVALSHA', with args beginning with: 'the text'", ChannelError, "Redis 7"),
+    ],
+)
+async def test_what_errors_mean(answer: str, kind: type[ChannelError], says: str) -> None:
+    async with server_that_says(answer) as url, RedisChannels(url) as channels:
+        with pytest.raises(ChannelError, match=says) as caught:
+            await (await channels.open("c")).publish([message("the name", "the text")])
+        assert type(caught.value) is kind
+        assert "the text" not in repr(caught.value)
+
+
+async def test_damaged_keys(server: RedisServer, channels: RedisChannels) -> None:
+    channel = await channels.open("c")
+    await channel.publish([message("a", extras=make_extras({"run-id": "r"}))])
+    server.do("DEL", "stepwell:{c}:ext")
+    with pytest.raises(ChannelDataError):
+        await channel.history()
+    server.do("DEL", "stepwell:{c}")
+    with pytest.raises(ChannelDataError, match="noeviction"):
+        await channel.publish([message("b")])
+
+
+@pytest.mark.parametrize("url", ["redis://:hunter2@host:port/0", "redis://:hunter2@host/?no_such_option=1"])
+def test_a_url_that_is_none(url: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        open_channels(url)
+    assert "hunter2" not in f"{caught.value!r}{caught.value.__cause__!r}"
+
+
+@pytest.mark.parametrize("prefix", ["", "a{b", "a b", "é"])
+def test_a_prefix_that_is_none(prefix: str) -> None:
+    with pytest.raises(InvalidInputError):
+        RedisChannels("redis://localhost", prefix=prefix)
