@@ -279,6 +279,26 @@ async def test_a_flushed_server_that_nobody_writes_to_is_noticed(
         await until(lambda: b"stepwell:{left}:bell" not in server.do("PUBSUB", "CHANNELS"))
 
 
+async def test_databases_of_one_server_do_not_keep_each_other_awake(
+    server: RedisServer, channels: RedisChannels
+) -> None:
+    async with RedisChannels(server.url.replace("/0", "/1")) as others:
+        channel, other = await channels.open("c"), await others.open("c")
+        async with channel.subscribe() as subscription, other.subscribe() as there:
+            await channel.publish([message("a")])
+            assert await read_names(subscription, 1) == ["a"]
+            reading = asyncio.create_task(subscription.read())
+            await other.publish([message("theirs")])
+            assert await read_names(there, 1) == ["theirs"]
+            server.do("CONFIG", "RESETSTAT")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await asyncio.shield(reading)
+            assert int(server.do("INFO", "stats")["total_commands_processed"]) < 20
+            await channel.publish([message("b")])
+            assert [item.name for item in await reading if isinstance(item, Delivery)] == ["b"]
+
+
 async def test_a_lost_bell_rings_again(server: RedisServer, channels: RedisChannels) -> None:
     channel = await channels.open("c")
     async with channel.subscribe() as subscription:
@@ -569,12 +589,19 @@ async def test_closing(server: RedisServer) -> None:
 
 
 async def test_a_replica_takes_no_writes(own_server: RedisServer) -> None:
-    async with RedisChannels(own_server.url) as channels:
+    def connections() -> set[bytes]:
+        clients = own_server.do("CLIENT", "LIST").splitlines()
+        return {line.split()[0] for line in clients if b"name=ours " in line}
+
+    async with RedisChannels(own_server.url + "?client_name=ours") as channels:
         channel = await channels.open("c")
         await channel.publish([message("a")])
+        [before] = connections()
         own_server.do("REPLICAOF", "127.0.0.1", "1")
-        with pytest.raises(ChannelBusyError, match="primary"):
-            await channel.publish([message("b")])
+        for _ in range(2):
+            with pytest.raises(ChannelBusyError, match="primary"):
+                await channel.publish([message("b")])
+        assert before not in connections()  # its name may lead to another server by now
         assert await names_in_history(channel) == ["a"]
         own_server.do("REPLICAOF", "NO", "ONE")
         await channel.publish([message("b")])

@@ -2,12 +2,17 @@
 
 Calls of one tick share a round trip and keep their order: appends to a message arrive in the order in which they were
 made, and a call that is cancelled leaves the connection as it is, because nobody but the line reads from it.
+
+The bell is pub/sub and not a blocking read of streams: that would need an entry for every mutation in a stream of each
+channel (four kilobytes at least), would name all channels again after each of them, and could name only those of one
+slot of a cluster. What pub/sub loses does not matter, as readers pull by position.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,6 +30,8 @@ __all__ = ["FAILURES", "Bell", "Line", "to_channel_error"]
 
 MAX_BATCH: Final = 256
 """Calls in one round trip."""
+
+_log: Final = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 15.0
 """How often the bell's connection is tried, and waiting readers look for themselves."""
@@ -71,7 +78,7 @@ class Line:
         if self._task is not None:
             await asyncio.wait([self._task])
         if self._connection is not None:
-            await self._drop()
+            await self._connection.disconnect()
 
     async def _drain(self) -> None:
         try:
@@ -103,6 +110,8 @@ class Line:
                 future.set_exception(to_channel_error(reply))
             else:
                 future.set_result(reply)
+        if any(isinstance(reply, exceptions.ReadOnlyError) for reply in replies):
+            await self._drop()  # after a failover the same name may lead to the new primary
 
     async def _exchange(self, commands: Sequence[Command]) -> list[Any]:
         replies = await self._send([_by_name(command) for command in commands])
@@ -202,13 +211,15 @@ class Bell:
         ear = self._listen(topic.encode())
         ear.idle = False
         await asyncio.shield(ear.ready)
-        if ear.newest is None:
+        if ear.newest is None or ear.newest[1] != known[1]:
+            # Nothing was heard yet, or of another log: this one was deleted, or another database of the server has one
+            # of the same name. What is heard meanwhile is as good as the answer: whatever follows is heard too.
+            ear.newest = None
             found = await head()
-            if found is None:
-                return
-            # What was heard meanwhile is as good: whatever follows it will be heard too.
             ear.newest = ear.newest or found
-        if ear.newest[1] != known[1] or ear.newest[0] > known[0] or self._ears.get(topic.encode()) is not ear:
+        if ear.newest is None or ear.newest[1] != known[1] or ear.newest[0] > known[0]:
+            return
+        if self._ears.get(topic.encode()) is not ear:  # forgotten meanwhile, so it would not be woken
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ear.waiters.add(waiter)
@@ -350,17 +361,19 @@ def _explain(error: BaseException) -> tuple[type[ChannelError], str]:
     if isinstance(error, (exceptions.ConnectionError, OSError)):
         return ChannelBusyError, "The connection to Redis was lost or cannot be made: try again."
     word = _first_word(error)
-    if word in ("CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY", "UNBLOCKED"):
-        return ChannelBusyError, f"Redis cannot do it for now ({word}): try again."
+    # NOREPLICAS: fewer than `min-replicas-to-write`. BUSY: a script of somebody's runs and runs.
+    if isinstance(error, (exceptions.ClusterDownError, exceptions.TryAgainError)) or word in ("NOREPLICAS", "BUSY"):
+        return ChannelBusyError, f"Redis cannot do it for now ({word or type(error).__name__}): try again."
     if word == "MISCONF":
         return ChannelBusyError, "Redis cannot save to its disk and takes no writes: free space there, then try again."
-    if word in ("MOVED", "ASK", "CROSSSLOT"):
+    if isinstance(error, exceptions.AskError):  # and MOVED
         return ChannelError, "This Redis is one node of a cluster: point the URL to a proxy or to a server of its own."
     if word == "WRONGTYPE" or "equal or smaller than the target" in str(error):
         return ChannelDataError, (
             "The keys of this channel are damaged: part of them was evicted, or something else writes them. Set"
             " maxmemory-policy to noeviction, and delete the channel."
         )
+    _log.debug("Redis refused a call: %s", error)
     return ChannelError, f"Redis refused ({word or type(error).__name__}): Redis 7 or newer with Lua is needed."
 
 

@@ -221,10 +221,13 @@ local function forget_ephemerals()
   if call('XLEN', EPH) == 0 then call('UNLINK', EPH) end
 end
 
--- Everything up to `first` was written at `last` or before.
-local function raise_floor(limit)
-  call('ZADD', MARKS, last, str(first))
-  local mark = call('ZREVRANGEBYSCORE', MARKS, limit, '-inf', 'LIMIT', 0, 1)[1]
+-- Everything up to `first` was written at `last` or before. A mark for each hundredth of the retention says when.
+local function raise_floor(retention)
+  local limit = now - retention
+  local newest = call('ZREVRANGE', MARKS, 0, 0, 'WITHSCORES')[2]
+  if not newest or last - newest >= retention / 100 then call('ZADD', MARKS, last, str(first)) end
+  local mark = str(first)
+  if last > limit then mark = call('ZREVRANGEBYSCORE', MARKS, limit, '-inf', 'LIMIT', 0, 1)[1] end
   if not mark then return end
   call('ZREMRANGEBYSCORE', MARKS, '-inf', limit)
   if tonumber(mark) <= tonumber(call('HGET', base, 'floor')) then return end
@@ -241,7 +244,7 @@ local swept = tonumber(call('HGET', base, 'swept') or 0)
 if math.abs(now - swept) >= math.min(5000, (retention or 50000) / 10) then
   call('HSET', base, 'swept', now)
   forget_ephemerals()
-  if retention then raise_floor(now - retention) end
+  if retention then raise_floor(retention) end
 end
 return reply
 """

@@ -439,9 +439,7 @@ def _row(found: _Found, shared: dict[int, str]) -> Row:
     )
 
 
-def _append_row(
-    place: int, message: int, row: _AppendRow, created: dict[int, _Record], shared: dict[int, str]
-) -> Row:
+def _append_row(place: int, message: int, row: _AppendRow, created: dict[int, _Record], shared: dict[int, str]) -> Row:
     record = created[message]
     ext, rest = (record.ext, record.rest) if row.rest is None else (row.ext, row.rest)
     return Row(
