@@ -26,7 +26,7 @@ Chunk: TypeAlias = Mapping[str, Any]
 class _Message:
     """A message under construction."""
 
-    __slots__ = ("id", "known", "message_id", "metadata", "parts", "pieces", "reasoning", "role", "text", "tools")
+    __slots__ = ("id", "in_step", "known", "message_id", "metadata", "parts", "pieces", "reasoning", "role", "text", "tools")
 
     def __init__(self, message_id: str, role: str, parts: Sequence[Part] = ()) -> None:
         self.message_id = message_id
@@ -35,6 +35,7 @@ class _Message:
         self.parts: list[Part] = list(parts)
         self.metadata: Any = None
         self.known: CodecMessage[UIMessage] | None = None
+        self.in_step = False
         self.text: dict[str, int] = {}  # open text by chunk id: which part
         self.reasoning: dict[str, int] = {}
         self.tools: dict[str, tuple[int, list[str]]] = {}  # by call id: which part, and its input as text
@@ -260,9 +261,13 @@ def _lifecycle(projection: UIProjection, chunk: Chunk, message_id: str) -> None:
         message.id = chunk.get("messageId", message.id)
         message.metadata = chunk.get("messageMetadata", message.metadata)
     elif kind == "start-step":
-        projection.assistant(message_id).add({"type": "step-start"})
+        message = projection.assistant(message_id)
+        if not (message.in_step and "repaired" in chunk):
+            message.add({"type": "step-start"})
+            message.in_step = True
     elif message_id in projection.by_id:
         message = projection.assistant(message_id)
+        message.in_step = message.in_step and kind == "message-metadata"
         if kind == "finish-step":
             message.text.clear()
             message.reasoning.clear()

@@ -202,7 +202,8 @@ class _Repair(Repair):
                 name = headers.get("messageId")
                 missing.append({"type": "start"} if name is None else {"type": "start", "messageId": name})
             if "start-step" not in seen:
-                missing.append({"type": "start-step"})
+                # Told apart, because history may bring the real one later: `fold` drops this one then.
+                missing.append({"type": "start-step", "repaired": True})
             seen.update(("start", "start-step"))
             return missing
         if kind in ("start", "start-step"):
