@@ -237,7 +237,8 @@ class View(Generic[M, P]):
 
             def select(index: int, point: BranchPoint[M, P] = point) -> None:
                 self._selection.select_at(point, index)
-                self._reselect()
+                self._window.show_from(point.nodes[index])
+                self._note(None, structure=True)
 
             return BranchSelection([one.message for one in point.messages], self._selection.index(point), select)
         node = self._tree.node_of(codec_message_id)

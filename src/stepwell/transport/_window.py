@@ -1,13 +1,16 @@
 """The part of a conversation that a view shows: one branch, from some message on, as a list that is kept up to date.
 
-What comes live is shown. What history brings is withheld until somebody asks for older messages. A change of content
-costs what changed; only a change of structure goes through the conversation.
+What comes live is shown. What history brings in front of it is withheld until somebody asks for older messages. So the
+window begins at an edge, a place in the order of nodes, and ends with the branch; in the first node it may hide
+messages. A change of content costs what changed; only a change of structure goes through the conversation.
 """
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_left
 from collections.abc import Sequence, Set
-from typing import Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from ._changes import BulkChange, StructureChange
 from ._codec import CodecMessage
@@ -17,8 +20,17 @@ from ._tree import ConversationTree
 
 __all__ = ["Window"]
 
+_BEFORE_ALL: Final = (False, "", 0)
+_BEHIND_ALL: Final = (True, "", sys.maxsize)
+"""Places in the order of nodes."""
+
 M = TypeVar("M")
 P = TypeVar("P")
+
+
+def _order_of(node: Node[Any, Any]) -> tuple[bool, str, int]:
+    assert node.place is not None
+    return node.place[1]
 
 
 class _Segment(Generic[M, P]):
@@ -41,8 +53,8 @@ class Window(Generic[M, P]):
         self._selection = selection
         self._branch: list[Node[M, P]] = tree.visible(selection.choose)
         self._shown: dict[Node[M, P], None] = dict.fromkeys(self._branch)
-        self._withheld: set[Node[M, P]] = set()
-        self._hidden = 0  # messages at the head of the list that are not shown: nodes are withheld as a whole
+        self._edge = _BEFORE_ALL
+        self._hidden = 0  # messages at the head of the list that are not shown: the edge is one of nodes
         self._list: list[CodecMessage[M]] = []
         self._segments: dict[Node[M, P], _Segment[M, P]] = {}  # by every node that a segment's messages come from
         self._regenerators: dict[Node[M, P], frozenset[Node[M, P]]] = {}  # of every node shown
@@ -68,8 +80,8 @@ class Window(Generic[M, P]):
 
     @property
     def available(self) -> int:
-        """Messages that are loaded and older than what is shown, or between."""
-        return self._hidden + sum(len(node.messages) for node in self._branch if node in self._withheld)
+        """Messages of the branch that are loaded and older than what is shown."""
+        return self._hidden + sum(len(node.messages) for node in self._held())
 
     def shows(self, node: Node[M, P]) -> bool:
         """Whether a node's content is part of the list, or would be if it had any."""
@@ -90,8 +102,11 @@ class Window(Generic[M, P]):
         """The tree changed its shape."""
         if change.renamed is not None and change.node is not None:
             self._selection.rename(change.renamed, change.node.key)
-        if change.node is not None:
-            self._selection.pin(change.node, self.shown)
+        node = change.node
+        if node is not None:
+            self._selection.pin(node, self.shown)
+            if node.place is not None and node.place[1] < self._edge and node not in self._held():
+                self._edge = node.place[1]  # it came live
         self.recompute()
 
     def on_bulk(self, change: BulkChange) -> None:
@@ -105,28 +120,34 @@ class Window(Generic[M, P]):
 
     def recompute(self) -> None:
         """Go through the branch anew: the tree or the selection changed."""
+        first = next(iter(self._shown), None)
         self._branch = self._tree.visible(self._selection.choose)
-        self._shown = {node: None for node in self._branch if node not in self._withheld}
+        self._shown = dict.fromkeys(self._branch[self._first() :])
+        if next(iter(self._shown), None) is not first:
+            self._hidden = 0  # it was of another node's messages
         self._stale = True
         self._messages = None
 
+    def show_from(self, node: Node[M, P]) -> None:
+        """Another branch was selected: `node` and what follows from it is shown, however old it is."""
+        if node.place is not None:
+            self._edge = min(self._edge, node.place[1])
+        self.recompute()
+
     def _on_history(self) -> None:
-        known, before = set(self._branch), len(self._before)
-        self._withheld.update(node for node in self._tree.visible(self._selection.choose) if node not in known)
+        before = len(self._before)
+        if self._edge == _BEFORE_ALL:
+            # The first page. What is shown came live, and is where the window begins.
+            self._edge = next((_order_of(node) for node in self._shown), _BEHIND_ALL)
         self.recompute()
         self._keep_first()
         self.grown += len(self.messages) - before
 
     def _on_gap(self) -> None:
-        """All nodes are new. What was withheld still is, and so is what is older than anything shown."""
+        """All nodes are new, and in the same places, unless the channel was deleted and is another one now."""
         shown = {node.key for node in self._shown}
-        withheld = {node.key for node in self._withheld}
-        edge = min((node.serial for node in self._shown if node.serial is not None), default="")
-        self._withheld = {
-            node
-            for node in self._tree.visible(self._selection.choose)
-            if node.key in withheld or (node.key not in shown and node.serial is not None and node.serial < edge)
-        }
+        if not any(node.key in shown for node in self._tree.visible(self._selection.choose)):
+            self._edge = _BEFORE_ALL
         self.recompute()
         self._keep_first()
 
@@ -147,14 +168,11 @@ class Window(Generic[M, P]):
         """Show up to `count` older messages that are loaded. How many there were."""
         self._refresh()
         shown = len(self._list) - self._hidden
-        while self._hidden < count:
-            held = [node for node in self._branch if node in self._withheld]
-            if not held:
-                break
+        while self._hidden < count and (held := self._held()):
             needed = count - self._hidden
             while held and needed > 0:
                 node = held.pop()
-                self._withheld.discard(node)
+                self._edge = _order_of(node)
                 needed -= len(node.messages)
             self.recompute()
             self._refresh()
@@ -162,6 +180,13 @@ class Window(Generic[M, P]):
         revealed = min(count, self._hidden)
         self._hide(self._hidden - revealed)
         return revealed
+
+    def _held(self) -> list[Node[M, P]]:
+        """The nodes of the branch that are loaded and in front of the edge."""
+        return self._branch[: self._first()]
+
+    def _first(self) -> int:
+        return bisect_left(self._branch, self._edge, key=_order_of)
 
     def hide(self, count: int) -> None:
         """Hide the oldest messages shown."""
