@@ -1,17 +1,27 @@
 """Session, Run and Step on a channel: the agent's side, the client's side, and codecs. Usable without any flow."""
 
+from ._agent import AgentSession
+from ._cancel import CancelEvent
 from ._changes import BulkChange, OutputChange, RunChange, StepChange, StructureChange, TreeChange
 from ._client import ClientSession
+from ._core import OnCancel, OnError, OnSteer
 from ._handle import ClientRun, Steer, SteerOutcome
 from ._history import HistoryWalk
 from ._invocation import Invocation
 from ._nodes import InputNode, Node, RunInfo, RunNode, StepInfo
+from ._pipe import OnCancelled, PipeResult, Source
+from ._prompt import PromptView
+from ._run import AgentRun
+from ._step import RunStep
 from ._tree import ConversationTree
 from ._view import BranchSelection, View, ViewChange, ViewChanges
 
 __all__ = [
+    "AgentRun",
+    "AgentSession",
     "BranchSelection",
     "BulkChange",
+    "CancelEvent",
     "ClientRun",
     "ClientSession",
     "ConversationTree",
@@ -19,10 +29,18 @@ __all__ = [
     "InputNode",
     "Invocation",
     "Node",
+    "OnCancel",
+    "OnCancelled",
+    "OnError",
+    "OnSteer",
     "OutputChange",
+    "PipeResult",
+    "PromptView",
     "RunChange",
     "RunInfo",
     "RunNode",
+    "RunStep",
+    "Source",
     "Steer",
     "SteerOutcome",
     "StepChange",
