@@ -1,5 +1,6 @@
 # Needs: make and Python 3.11 or newer with its venv module. Everything else comes into .venv (Python packages, and Node as a
-# Python package) and tests/node/node_modules (the one npm package that tests talk to).
+# Python package) and tests/node/node_modules (the npm packages that tests talk to). The tests also need PostgreSQL and
+# Redis, which `make test` installs when it may (root, on Debian) and asks for otherwise.
 #
 #   make demo                 the demo, in its own environment
 #   make test                 everything CI checks
@@ -30,7 +31,7 @@ DEMO_STAMP := $(VENV)/.stamp-demo
 DEV_STAMP := $(VENV)/.stamp-dev
 NODE_STAMP := tests/node/node_modules/.stamp
 
-.PHONY: help demo test lint docs bench clean install
+.PHONY: help demo test lint docs bench clean install servers
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -80,7 +81,11 @@ $(NODE_STAMP): tests/node/package.json tests/node/package-lock.json $(DEV_STAMP)
 	}
 	@touch $@
 
-install: $(DEV_STAMP) $(NODE_STAMP)
+# The tests start PostgreSQL and Redis themselves; here they are only installed.
+servers:
+	@tests/servers/install.sh
+
+install: $(DEV_STAMP) $(NODE_STAMP) servers
 
 # --- what people call -----------------------------------------------------------------------------------------------------
 
@@ -98,10 +103,10 @@ docs: $(DEV_STAMP)
 	$(BIN)/mkdocs build --strict
 
 ifeq ($(strip $(ARGS)),)
-test: $(NODE_STAMP) lint docs
+test: $(NODE_STAMP) servers lint docs
 	$(BIN)/pytest --cov --cov-report=term --cov-fail-under=$(COVERAGE)
 else
-test: $(NODE_STAMP)
+test: $(NODE_STAMP) servers
 	$(BIN)/pytest $(ARGS)
 endif
 
