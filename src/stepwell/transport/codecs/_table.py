@@ -86,12 +86,13 @@ class Stream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputEvent:
-    """An input that is one message."""
+    """An input that is one message. With `wire_only` it decodes to nothing: its headers say everything."""
 
     kind: str
     fields: Sequence[Field] = ()
     encode: Callable[[Mapping[str, Any]], Data] = _nothing
     decode: Callable[[Any], Event] = _no_keys
+    wire_only: bool = False
 
 
 class Repair:
@@ -243,6 +244,8 @@ class _Hooks:
         if entry is None:
             event = self._table.decode_user(delivery)
             return () if event is None else (event,)
+        if entry.wire_only:
+            return ()
         target = transport_headers(delivery.extras).get(H.CODEC_MESSAGE_ID, "")
         event = {"kind": kind, "codecMessageId": target, **entry.decode(delivery.data)}
         for field in entry.fields:

@@ -26,7 +26,19 @@ Chunk: TypeAlias = Mapping[str, Any]
 class _Message:
     """A message under construction."""
 
-    __slots__ = ("id", "in_step", "known", "message_id", "metadata", "parts", "pieces", "reasoning", "role", "text", "tools")
+    __slots__ = (
+        "id",
+        "in_step",
+        "known",
+        "message_id",
+        "metadata",
+        "parts",
+        "pieces",
+        "reasoning",
+        "role",
+        "text",
+        "tools",
+    )
 
     def __init__(self, message_id: str, role: str, parts: Sequence[Part] = ()) -> None:
         self.message_id = message_id

@@ -43,7 +43,7 @@ def _decode_user(delivery: Delivery) -> Event | None:
 
 _TABLE = EventTable(
     (Stream(kind="text", start="begin", delta="piece", end="end", delta_key="text", fields=(text("id"),)),),
-    (InputEvent(kind="regenerate"),),
+    (InputEvent(kind="regenerate", wire_only=True),),
     decode_user=_decode_user,
 )
 

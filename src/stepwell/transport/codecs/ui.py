@@ -184,7 +184,7 @@ _INPUTS = (
         decode=_result_error,
     ),
     InputEvent(kind="tool-approval-response", fields=(_CALL, flag("approved", False), text("reason"))),
-    InputEvent(kind="regenerate"),
+    InputEvent(kind="regenerate", wire_only=True),
 )
 
 
