@@ -106,6 +106,11 @@ class RunCore(Generic[M]):
         self.cancels_after = ""
         self._offered: set[str] = set()
 
+    def locate(self, trigger: Trigger) -> None:
+        """The trigger was found."""
+        self.trigger = trigger
+        self.steering.trigger = trigger.codec_message_id
+
     @property
     def known_trigger(self) -> Trigger:
         """The trigger, where the run was opened."""

@@ -154,7 +154,7 @@ class AgentRun(Generic[M]):
                     delivery = await self._within(timeout, self._locate)
                     trigger = read_trigger(core.session.tree, delivery)
                 core.run_id = trigger.run_id or core.run_id
-                core.trigger = trigger
+                core.locate(trigger)
                 node = core.node
                 core.owner = trigger.owner or (node.client_id if node is not None else "")
                 await self._registry.open_run(core, trigger.serial)
@@ -198,12 +198,13 @@ class AgentRun(Generic[M]):
             if node.status != "active":
                 advice = "continue it by `create_run`" if node.status == "suspended" else "it can only be read"
                 raise core.misuse(f"load() on a run that is {node.status}: {advice}.")
-            core.trigger = read_trigger(tree, delivery) if delivery is not None else NO_TRIGGER
+            trigger = read_trigger(tree, delivery) if delivery is not None else NO_TRIGGER
+            core.locate(trigger)
             core.owner = node.client_id
             self._steps.continue_behind(tree.highest_step_index(core.run_id, core.invocation_id))
             core.phase = "open"
             opened = [event.serial for event in node.events if event.verb in ("start", "resume")]
-            await self._registry.open_run(core, max(opened, default=core.trigger.serial))
+            await self._registry.open_run(core, max(opened, default=trigger.serial))
         self._registry.on_steer()
 
     async def _locate(self) -> Delivery:

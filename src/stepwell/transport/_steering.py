@@ -18,13 +18,17 @@ class Steering:
     """
 
     def __init__(self) -> None:
+        self.trigger: str | None = None  # what this invocation was begun with
         self._drained: dict[str, None] = {}  # in the order of the channel
         self._stamped: set[str] = set()
         self._announced: set[str] = set()
 
     def unanswered(self, node: RunNode[Any, Any] | None) -> list[str]:
         """`codec-message-id`s of the inputs that no output was stamped with, in the order of the channel."""
-        return [one for one in dict.fromkeys(_inputs(node)) if one not in self._stamped] if node is not None else []
+        if node is None:
+            return []
+        answered = self._stamped | {self.trigger}
+        return [one for one in dict.fromkeys(_inputs(node)) if one not in answered]
 
     def drain(self, node: RunNode[Any, Any] | None) -> bool:
         """Take up what is pending. Whether there was any."""

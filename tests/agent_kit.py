@@ -1,0 +1,187 @@
+"""A stage for tests of agents: channels that record what is handed to them, and comparison with the golden traces."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any
+
+import anyio
+
+from stepwell.channels import MemoryChannels
+from stepwell.testing import FakeClock
+from stepwell.transport import AgentSession, ClientSession
+from stepwell.transport.codecs import UIMessage, UIMessageCodec
+from stepwell.wire import Channel, Data, Delivery, Extras, WireMessage
+from transport_kit import trace
+
+Operation = dict[str, Any]
+CODEC = UIMessageCodec()
+
+IDS = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+SERIALS = re.compile(r"\d{14,}-\d{3}@[a-z0-9]{10}:\d{3}")
+
+
+class Recorder:
+    """A channel as one participant uses it. Everything acknowledged goes into the stage's record."""
+
+    def __init__(self, channel: Channel, by: str, record: list[Operation]) -> None:
+        self._channel = channel
+        self._by = by
+        self._record = record
+        self.subscribe = channel.subscribe
+        self.history = channel.history
+        self.raise_fence = channel.raise_fence
+
+    @property
+    def name(self) -> str:
+        return self._channel.name
+
+    async def publish(self, messages: Sequence[WireMessage], *, epoch: int | None = None) -> list[str]:
+        serials = await self._channel.publish(messages, epoch=epoch)
+        said = [{"name": one.name, "data": one.data, "extras": one.extras} for one in messages]
+        self._record.append({"op": "publish", "by": self._by, "messages": said, "serials": serials})
+        return serials
+
+    async def append(self, serial: str, data: str, extras: Extras | None, *, seq: int, epoch: int | None = None) -> str:
+        version = await self._channel.append(serial, data, extras, seq=seq, epoch=epoch)
+        message = {"serial": serial, "data": data, "extras": extras}
+        self._record.append({"op": "append", "by": self._by, "message": message})
+        return version
+
+    async def update(self, serial: str, data: Data, extras: Extras, *, epoch: int | None = None) -> str:
+        version = await self._channel.update(serial, data, extras, epoch=epoch)
+        message = {"serial": serial, "data": data, "extras": extras}
+        self._record.append({"op": "update", "by": self._by, "message": message})
+        return version
+
+
+class Stage:
+    """One conversation on a memory channel, and who takes part in it."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.channels = MemoryChannels(clock=self.clock)
+        self.record: list[Operation] = []
+
+    async def channel(self, by: str = "") -> Recorder:
+        return Recorder(await self.channels.open("conversations:golden"), by, self.record)
+
+    async def client(self, by: str = "user-a", **options: Any) -> ClientSession[UIMessage, Any]:
+        return ClientSession(await self.channel(by), UIMessageCodec(), client_id=by, clock=self.clock, **options)
+
+    async def agent(self, by: str = "agent-1", **options: Any) -> AgentSession[UIMessage, Any]:
+        return agent_on(await self.channel(by), self.clock, by, **options)
+
+    async def history(self) -> list[Delivery]:
+        page = await (await self.channel()).history(limit=1000)
+        assert page.next is None
+        return list(reversed(page.items))
+
+    async def names(self) -> list[str | None]:
+        return [delivery.name for delivery in await self.history()]
+
+
+def agent_on(
+    channel: Any, clock: FakeClock, by: str = "agent-1", *, roll_up: float = 0, **options: Any
+) -> AgentSession[UIMessage, Any]:
+    return AgentSession(channel, UIMessageCodec(clock=clock), client_id=by, roll_up=roll_up, clock=clock, **options)
+
+
+# -- what is said
+
+
+def user(text: str) -> Any:
+    return CODEC.create_user_message({"id": f"u-{text[:6]}", "role": "user", "parts": [{"type": "text", "text": text}]})
+
+
+def reply(pieces: Iterable[str], *, stream_id: str = "t1", message_id: str = "msg-1") -> list[dict[str, Any]]:
+    return [
+        {"type": "start", "messageId": message_id},
+        {"type": "start-step"},
+        {"type": "text-start", "id": stream_id},
+        *({"type": "text-delta", "id": stream_id, "delta": piece} for piece in pieces),
+        {"type": "text-end", "id": stream_id},
+        {"type": "finish-step"},
+        {"type": "finish", "finishReason": "stop"},
+    ]
+
+
+async def failing(outputs: Iterable[Any]) -> AsyncIterator[Any]:
+    for output in outputs:
+        yield output
+    raise RuntimeError("model exploded")
+
+
+async def stuck(outputs: Iterable[Any]) -> AsyncIterator[Any]:
+    for output in outputs:
+        yield output
+    await anyio.sleep_forever()
+
+
+async def held(outputs: Iterable[Any], gate: anyio.Event, then: Iterable[Any] = ()) -> AsyncIterator[Any]:
+    for output in outputs:
+        yield output
+    await gate.wait()
+    for output in then:
+        yield output
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the event loop turn until something holds."""
+    for _ in range(5000):
+        if condition():
+            return
+        await anyio.sleep(0)
+    raise AssertionError("it never came to that")
+
+
+def texts(messages: Iterable[Any]) -> list[str]:
+    """`role:text` of messages, or of messages with their ids."""
+    plain = [getattr(message, "message", message) for message in messages]
+    return [
+        f"{message['role']}:{'|'.join(part['text'] for part in message['parts'] if part['type'] == 'text')}"
+        for message in plain
+    ]
+
+
+# -- comparison with the traces
+
+
+def renamed(record: Iterable[Operation]) -> list[Operation]:
+    """A record with ids and serials named by the order in which they appear, and nothing that says when."""
+    names: dict[str, str] = {}
+
+    def rename(kind: str, pattern: re.Pattern[str], text: str) -> str:
+        return pattern.sub(lambda found: names.setdefault(found[0], f"{kind}-{len(names)}"), text)
+
+    plain = [_plain(operation) for operation in record]
+    return [
+        json.loads(rename("id", IDS, rename("serial", SERIALS, json.dumps(operation, sort_keys=True))))
+        for operation in plain
+    ]
+
+
+def _plain(operation: Operation) -> Operation:
+    messages = operation["messages"] if operation["op"] == "publish" else [operation["message"]]
+    kept = {"op": operation["op"], "by": operation["by"]}
+    said = [
+        {
+            key: value
+            for key, value in message.items()
+            if key in ("name", "data", "extras", "serial") and value is not None
+        }
+        for message in messages
+    ]
+    # Behind the messages in the text, so that a serial is named where it is given away first.
+    return {**kept, "messages": said, "serials": operation.get("serials", [])}
+
+
+def assert_as_recorded(record: list[Operation], name: str, *, up_to: int | None = None) -> None:
+    """What was handed to the channels is what the JavaScript SDK handed to it, up to ids, serials and times."""
+    expected = renamed(one for one in trace(name)["published"][:up_to] if one["op"] != "presence")
+    got = renamed(record)
+    for index, (one, other) in enumerate(zip(got, expected, strict=False)):
+        assert one == other, f"operation {index}"
+    assert len(got) == len(expected)
