@@ -19,7 +19,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Generator[PostgresServer]:
-    """PostgreSQL in its fast mode: kill -9 of its clients loses nothing, a crash of the machine would."""
+    """PostgreSQL in its fast mode: a crash of a client loses nothing, one of the server would."""
     with start_postgres(fast=True) as server:
         yield server
 

@@ -10,22 +10,26 @@ In a test, take the fixtures of `tests/conftest.py`. In a script:
 
 By hand, until Ctrl-C: `python -m tests.servers postgres`.
 
+`stop()` and `start()` again keep the data and the port, for tests of what clients do meanwhile.
+
 A server never outlives the process that started it, however that one ends. One that ends by itself is not started
 again: `check()` and leaving its block raise `ServerDied` with the end of its log.
 """
 
-from ._postgres import PostgresServer, start_postgres
+from ._postgres import FAST, PostgresServer, postgres_server, start_postgres
 from ._process import Server, ServerDied, ServerNotStarted
 from ._redis import RedisServer, start_redis
 from ._temporal import TemporalServer, start_temporal
 
 __all__ = [
+    "FAST",
     "PostgresServer",
     "RedisServer",
     "Server",
     "ServerDied",
     "ServerNotStarted",
     "TemporalServer",
+    "postgres_server",
     "start_postgres",
     "start_redis",
     "start_temporal",

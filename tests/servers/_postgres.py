@@ -17,14 +17,15 @@ from psycopg import sql
 
 from ._process import Server, ServerNotStarted, data_directory, find, on_free_port
 
-FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+SETTINGS_OF_FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+FAST = ("fast",)  # for postgres_server
 
 
 class PostgresServer(Server):
     """A cluster whose only user is `postgres`, without a password, over TCP.
 
     Attributes:
-        fast: It keeps nothing through a crash of the machine.
+        fast: A crash, even of the server alone, may lose what was committed just before.
     """
 
     name = "PostgreSQL"
@@ -53,7 +54,7 @@ class PostgresServer(Server):
             "max_connections": "200",
             "timezone": "UTC",
             "log_timezone": "UTC",
-            **(FAST if fast else {}),
+            **(SETTINGS_OF_FAST if fast else {}),
             **settings,
         }
         super().__init__(
@@ -95,10 +96,15 @@ class PostgresServer(Server):
             self.check()
             self._do(f"DROP DATABASE {name} WITH (FORCE)")
 
-    def stop(self) -> None:
+    def create_database(self, name: str) -> str:
+        """Make a database that stays; returns its URL."""
+        self._do(f"CREATE DATABASE {name} TEMPLATE template0")
+        return self.database_url(name)
+
+    def stop(self, how: signal.Signals | None = None) -> None:
         if self._admin is not None:
             self._admin.close()
-        super().stop()
+        super().stop(how)
 
     def _do(self, statement: str) -> None:
         if self._admin is None or self._admin.closed:
@@ -110,7 +116,8 @@ def start_postgres(*, fast: bool = False, **settings: str) -> PostgresServer:
     """Start PostgreSQL, as the user `postgres` when this process is root's.
 
     Args:
-        fast: Never wait for the disk. For tests; a benchmark wants the honest one.
+        fast: Never wait for the disk: a crash may lose what was committed. For tests that crash only clients;
+            benchmarks want the honest one.
         **settings: As in postgresql.conf.
 
     Raises:
@@ -129,3 +136,8 @@ def _initdb(data: Path, user: str | None) -> None:
     if done.returncode:
         shutil.rmtree(data.parent, ignore_errors=True)
         raise ServerNotStarted(f"initdb exited with {done.returncode}: {' '.join(command)}\n{done.stdout}{done.stderr}")
+
+
+def postgres_server(*mode: str) -> PostgresServer:
+    """`start_postgres`, by the name and with the argument FAST that tests/channels was written with."""
+    return start_postgres(fast=mode == FAST)

@@ -13,14 +13,15 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
 INSTALL = "tests/servers/install.sh (as root) installs what is missing"
+START_SECONDS = 60
 PORT_TAKEN = re.compile("address already in use", re.IGNORECASE)
 
 # Ends the server and removes its data when the process that started it is gone and so its end of the pipe is closed.
@@ -42,14 +43,13 @@ class ServerDied(Exception):
 
 
 class Server:
-    """A running server.
+    """A server and its data. A context manager, at whose end both are gone.
 
     Attributes:
         name: What it is, for messages.
-        port: On 127.0.0.1.
+        port: On 127.0.0.1; the same after it was stopped and started again.
         url: As its clients take it.
-        directory: Of its data, removed when it is stopped.
-        ready: How it said that it is ready.
+        directory: Of its data.
     """
 
     name = "server"
@@ -57,67 +57,33 @@ class Server:
     """How it is asked to stop at once, without waiting for its clients."""
 
     def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        port: int,
-        directory: Path,
-        ready: str,
-        timeout: float = 30,
-        user: str | None = None,
-        environment: Mapping[str, str] | None = None,
+        self, command: Sequence[str], *, port: int, directory: Path, ready: str, user: str | None = None
     ) -> None:
-        """Start it and wait until a line of its output matches.
+        """Start it.
 
         Args:
             command: Program and arguments.
-            port: That it was told to listen on; 0 when it says one itself, in the group `port` of the match.
+            port: That it is told to listen on; 0 when it says one itself, in the group `port` of the match.
             directory: In which it runs and which goes with it.
             ready: A pattern that a line of its output or errors contains when it can be used.
-            timeout: Seconds that it may take until then.
             user: As whom it runs, when not as the user of this process.
-            environment: Its variables, when not those of this process.
 
         Raises:
-            ServerNotStarted: It did not come up.
+            ServerNotStarted: It did not come up; nothing of it is left.
         """
         self.port = port
         self.directory = directory
+        self._command = command
+        self._ready = re.compile(ready)
+        self._identity: dict[str, Any] = {} if user is None else {"user": user, "group": user, "extra_groups": []}
         self._lines: deque[str] = deque(maxlen=400)
         self._news = threading.Condition()
-        self._match: re.Match[str] | None = None
-        self._silent = False
-        self._stopped = False
-        identity = {} if user is None else {"user": user, "group": user, "extra_groups": []}
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=directory,
-            env=None if environment is None else dict(environment),
-            start_new_session=True,  # Ctrl-C is for the process that started it, which still needs it to end its tests
-            **identity,
-        )
-        self._guard = subprocess.Popen(
-            ["/bin/sh", "-c", GUARD, "guard", str(int(self.ends_by)), str(self._process.pid), str(directory)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        self._reader = threading.Thread(target=self._read, args=(re.compile(ready),), name=self.name, daemon=True)
-        self._reader.start()
-        with self._news:
-            self._news.wait_for(lambda: self._match or self._silent, timeout)
-            self.ready = self._match
-        if self.ready is None:
-            ended = self._silent
-            self._end()
-            how = f"exited with {self._process.returncode}" if ended else f"was not ready after {timeout:g} s"
-            raise ServerNotStarted(f"{self.name} {how}: {' '.join(command)}\n{self.log_tail()}")
-        if not port:
-            self.port = int(self.ready["port"])
+        self._stopped = True
+        try:
+            self.start()
+        except ServerNotStarted:
+            self.close()
+            raise
 
     @property
     def url(self) -> str:
@@ -126,6 +92,74 @@ class Server:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def start(self) -> None:
+        """Start it on the data it had and wait until it is ready. Does nothing when it is running.
+
+        Raises:
+            ServerNotStarted: It did not come up.
+        """
+        if not self._stopped:
+            return
+        self._match: re.Match[str] | None = None
+        self._silent = False
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=self.directory,
+            start_new_session=True,  # Ctrl-C is for the process that started it, which still needs it to end its tests
+            **self._identity,
+        )
+        self._stopped = False
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", GUARD, "guard", str(int(self.ends_by)), str(self._process.pid), str(self.directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, name=self.name, daemon=True)
+        self._reader.start()
+        with self._news:
+            self._news.wait_for(lambda: self._match or self._silent, START_SECONDS)
+            match, ended = self._match, self._silent
+        if match is None:
+            self.stop()
+            how = f"exited with {self._process.returncode}" if ended else f"was not ready after {START_SECONDS} s"
+            raise ServerNotStarted(f"{self.name} {how}: {' '.join(self._command)}\n{self.log_tail()}")
+        if not self.port:
+            self.port = int(match["port"])
+
+    def stop(self, how: signal.Signals | None = None) -> None:
+        """End it at once, cutting off its clients, and keep its data. Does nothing when it is stopped.
+
+        Args:
+            how: SIGKILL is a crash of the server; for PostgreSQL, whose processes are many, SIGQUIT is.
+        """
+        if self._stopped:
+            return
+        self._stopped = True
+        if self._process.poll() is None:
+            self._process.send_signal(how or self.ends_by)
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._reader.join(5)
+        self._guard.kill()
+        self._guard.communicate()
+
+    def close(self) -> None:
+        """End it and remove its data."""
+        self.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def wait(self) -> None:
+        """Block until it ends."""
+        self._process.wait()
 
     def log_tail(self, lines: int = 30) -> str:
         """The last of what it said."""
@@ -145,37 +179,14 @@ class Server:
                 f"{self.name} (port {self.port}) ended by itself with {self._process.returncode}\n{self.log_tail()}"
             )
 
-    def stop(self) -> None:
-        """End it and remove its data. Its clients are cut off. A second call does nothing."""
-        if not self._stopped:
-            self._stopped = True
-            self._end()
-
-    def wait(self) -> None:
-        """Block until it ends."""
-        self._process.wait()
-
-    def _end(self) -> None:
-        if self._process.poll() is None:
-            self._process.send_signal(self.ends_by)
-            try:
-                self._process.wait(10)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        self._reader.join(5)
-        self._guard.kill()
-        self._guard.communicate()
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-    def _read(self, ready: re.Pattern[str]) -> None:
+    def _read(self) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as output:
             for raw in output:
                 line = raw.decode(errors="replace").rstrip()
                 with self._news:
                     self._lines.append(line)
-                    if self._match is None and (found := ready.search(line)):
+                    if self._match is None and (found := self._ready.search(line)):
                         self._match = found
                         self._news.notify_all()
         with self._news:
@@ -191,7 +202,7 @@ class Server:
         try:
             self.check()
         finally:
-            self.stop()
+            self.close()
 
 
 def find(program: str, *patterns: str) -> str:

@@ -24,7 +24,6 @@ class TemporalServer(Server):
             port=port,
             directory=directory,
             ready="Temporal Server:",
-            timeout=60,
         )
 
     @property

@@ -71,6 +71,33 @@ async def test_temporal_answers(temporal_address: str) -> None:
     assert await client.count_workflows() is not None
 
 
+@pytest.mark.parametrize("how", [None, signal.SIGKILL])
+def test_redis_stopped_and_started_again_has_its_data(how: signal.Signals | None) -> None:
+    with start_redis(appendonly=True, appendfsync="always") as server, redis.Redis.from_url(server.url) as client:
+        client.set("k", "v")
+        server.stop(how)
+        with pytest.raises(redis.ConnectionError):
+            client.get("k")
+        server.stop()
+        server.check()
+        server.start()
+        server.start()
+        assert client.get("k") == b"v"
+
+
+@pytest.mark.parametrize("how", [None, signal.SIGQUIT])
+def test_postgres_stopped_and_started_again_has_its_data(how: signal.Signals | None) -> None:
+    with start_postgres(fast=how is None) as server, server.database() as url:
+        with psycopg.connect(url) as connection:
+            connection.execute("CREATE TABLE t (i int)")
+        server.stop(how)
+        with pytest.raises(psycopg.OperationalError):
+            psycopg.connect(url)
+        server.start()
+        with psycopg.connect(url) as connection:
+            assert connection.execute("SELECT count(*) FROM t").fetchone() == (0,)
+
+
 def test_a_server_that_dies_is_reported_and_not_started_again() -> None:
     server = start_redis()
     os.kill(server.pid, signal.SIGKILL)
