@@ -1,9 +1,13 @@
 """Writes streams and single outputs: the roll-up, the order, and what happens when an append is lost.
 
 One encoder per `pipe` or `send`. All text of a stream that is kept for the roll-up window goes out in one append, and
-before anything else is published: the log has the order of the outputs. An append carries its number in its message, so
-one whose acknowledgement was lost is repeated without harm by the writer. One that fails for good is replaced at once
-by an update with the whole text, before anything behind it: so readers get what is missing, live ones too.
+before anything else is published: the log has the order of the outputs.
+
+An append carries its number within its message, so the channel knows one that it has stored already. That is why a
+text whose append failed or was cut off is frozen: it is repeated under its number exactly as it was, never together
+with newer text, which the channel would take for a part of what it has and drop. A failed append is tried once more,
+a window later; if it fails again, or if something else must go out behind it, an update with the whole text replaces
+the message, from which readers that are there heal too.
 """
 
 from __future__ import annotations
@@ -11,40 +15,51 @@ from __future__ import annotations
 import anyio
 
 from stepwell._clock import Clock, SystemClock
-from stepwell.errors import AppendGapError, ChannelError, EncoderRecoveryError, MisuseError, SessionClosedError
+from stepwell.errors import (
+    AppendGapError,
+    ChannelError,
+    EncoderRecoveryError,
+    InvalidInputError,
+    MisuseError,
+    SessionClosedError,
+)
 from stepwell.wire import Data, Extras, H, Headers, Name, WireMessage, make_extras
 
 from ._codec import EncoderWriter, OpenOutput
 
-__all__ = ["StreamEncoder"]
+__all__ = ["MAX_KEPT", "StreamEncoder"]
 
 MAX_KEPT = 65_536
-"""Characters of kept text at which the source is made to wait for the channel."""
+"""Characters of text without acknowledgement at which the source is made to wait for the channel."""
 
 
 class _Stream:
     """A message that is being appended to."""
 
-    __slots__ = ("codec", "extras", "kept", "seq", "serial", "text", "transport")
+    __slots__ = ("codec", "extras", "failed", "frozen", "id", "kept", "seq", "serial", "text", "transport")
 
-    def __init__(self, serial: str, transport: Headers, codec: Headers) -> None:
+    def __init__(self, stream_id: str, serial: str, transport: Headers, codec: Headers) -> None:
+        self.id = stream_id
         self.serial = serial
         self.transport = transport
         self.codec = codec
         self.extras = make_extras(transport, codec)
-        self.seq = 0
+        self.seq = 0  # appends that were acknowledged, or replaced by an update
         self.kept: list[str] = []
-        self.text: list[str] = []  # everything, in case the message has to be replaced
+        self.frozen: str | None = None  # handed to the channel as append `seq + 1`, not acknowledged
+        self.failed = False  # it was refused once
+        self.text: list[str] = []  # everything acknowledged, in case the message has to be replaced
 
 
 class StreamEncoder:
-    """See the module.
+    """See the module. Used by one task, beside `run`.
 
     Args:
         writer: Where to.
         open_output: Called once, before the first output.
-        message_id: Stands in the idempotency ids.
-        roll_up: Seconds for which text is kept; 0 appends each delta at once.
+        message_id: Stands in the idempotency ids: `<message_id>:<n>`, n counting the messages from 0.
+        roll_up: Seconds for which text is kept, from the first that is kept; 0 appends each delta at once. Two streams
+            that are open at a time are appended to one after the other.
         clock: For the window.
     """
 
@@ -65,8 +80,10 @@ class StreamEncoder:
         self._headers: Headers | None = None
         self._streams: dict[str, _Stream] = {}
         self._count = 0
-        self._kept = 0
-        self._waiting = anyio.Event()
+        self._kept = 0  # characters in `kept` and `frozen` of all streams
+        self._armed = False  # a window is running
+        self._due = 0.0  # its end
+        self._window = anyio.Event()
         self._lock = anyio.Lock()
         self._closed = False
         self.has_output = False
@@ -77,54 +94,67 @@ class StreamEncoder:
         """Publish one output that is whole.
 
         Raises:
+            InvalidInputError: The data is a bare number or boolean; nothing was written.
             SessionClosedError: The encoder was closed.
+            EncoderRecoveryError: Text before it was lost and could not be restored.
             ChannelError, FencedError: As the writer.
         """
+        if not isinstance(data, (str, dict, list, type(None))):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+            raise InvalidInputError(
+                f'The data of an output is a {type(data).__name__}: wrap it in an object, as in {{"value": ...}}.'
+            )
         async with self._lock:
             self._check_open()
-            await self._flush()
+            await self._flush(last_chance=True)
             await self._publish(data, {H.STREAM: "false"}, codec, ephemeral)
 
     async def start(self, stream_id: str, codec: Headers) -> None:
-        """Open a stream; one of the same id that is open is forgotten as it is. Raises as `discrete`."""
+        """Open a stream; one of the same id that is open is left as it is. Raises as `discrete`."""
         async with self._lock:
             self._check_open()
-            await self._flush()
+            await self._flush(last_chance=True)
             own = {H.STREAM: "true", H.STATUS: "streaming", H.STREAM_ID: stream_id}
             serial, transport = await self._publish("", own, codec, False)
-            self._streams[stream_id] = _Stream(serial, transport, codec)
+            self._streams[stream_id] = _Stream(stream_id, serial, transport, codec)
 
     async def delta(self, stream_id: str, text: str) -> None:
-        """Append text to an open stream, within the window.
+        """Append text to an open stream, within the window. Waits only if the channel is behind by `MAX_KEPT`.
 
         Raises:
-            MisuseError: There is no such stream open.
-            SessionClosedError, ChannelError, FencedError: As `discrete`.
+            MisuseError: There is no such stream open, or the text is none.
+            InvalidInputError: The text holds half a surrogate pair.
+            SessionClosedError, EncoderRecoveryError, ChannelError, FencedError: As `discrete`.
         """
-        stream = self._stream(stream_id)
+        stream = self._streams.get(stream_id)
+        if stream is None or self._closed:
+            stream = self._stream(stream_id)
+        if type(text) is not str:
+            raise MisuseError(f"Text of a stream is a str, not a {type(text).__name__}.")
         if not text:
             return
+        if not text.isascii():
+            _check_unicode(text)
         stream.kept.append(text)
         self._kept += len(text)
         if self._roll_up and self._kept < MAX_KEPT:
-            if not self._waiting.is_set():
-                self._waiting.set()
+            if not self._armed:
+                self._arm()
             return
         async with self._lock:
-            await self._flush()
+            await self._flush(last_chance=False)
 
     async def end(self, stream_id: str, codec: Headers | None = None) -> None:
-        """Close a stream as complete.
+        """Close a stream as complete; text that is still kept goes out with the close.
 
         Args:
             stream_id: Which.
             codec: Laid over the headers of its start.
 
         Raises:
-            MisuseError, SessionClosedError, ChannelError, FencedError: As `delta`.
+            MisuseError, SessionClosedError, EncoderRecoveryError, ChannelError, FencedError: As `delta`.
         """
         async with self._lock:
-            await self._close_stream(self._stream(stream_id), stream_id, "complete", codec or {})
+            await self._close_stream(self._stream(stream_id), "complete", codec or {})
 
     def is_open(self, stream_id: str) -> bool:
         """Whether a stream of this id is open."""
@@ -133,23 +163,35 @@ class StreamEncoder:
     async def cancel_streams(self) -> None:
         """See `Encoder.cancel_streams`."""
         async with self._lock:
-            for stream_id, stream in list(self._streams.items()):
-                await self._close_stream(stream, stream_id, "cancelled", {})
+            self._check_open()
+            for stream in list(self._streams.values()):
+                await self._close_stream(stream, "cancelled", {})
 
     async def close(self) -> None:
         """See `Encoder.close`."""
         async with self._lock:
-            if not self._closed:
-                self._closed = True
-                await self._flush()
+            self._closed = True
+            await self._flush(last_chance=True)
 
     async def run(self) -> None:
         """See `Encoder.run`."""
         while True:
-            await self._waiting.wait()
-            await self._clock.sleep(self._roll_up)
-            async with self._lock:
-                await self._flush()
+            await self._window.wait()
+            due = self._due
+            await self._clock.sleep(due - self._clock.monotonic())
+            if self._due == due:  # else everything went out meanwhile, and another window has begun
+                async with self._lock:
+                    await self._flush(last_chance=False)
+
+    def _arm(self) -> None:
+        self._armed = True
+        self._due = self._clock.monotonic() + self._roll_up
+        self._window.set()
+
+    def _disarm(self) -> None:
+        if self._armed:
+            self._armed = False
+            self._window = anyio.Event()
 
     # -- the channel, under the lock
 
@@ -167,52 +209,91 @@ class StreamEncoder:
         self.has_output = True
         return (await self._writer.publish([message]))[0], transport
 
-    async def _flush(self) -> None:
-        """Append what is kept, oldest stream first."""
-        self._waiting = anyio.Event()
+    async def _flush(self, *, last_chance: bool) -> None:
+        """Append what is kept, stream by stream.
+
+        `last_chance`: something else is published next, so text that cannot be appended is not left for later.
+        """
+        self._disarm()
         for stream in list(self._streams.values()):
-            while stream.kept:
-                await self._append(stream)
+            await self._drain(stream, last_chance)
 
-    async def _append(self, stream: _Stream) -> None:
-        """One append of what is kept for a stream: all of it, or one delta if nothing is to be rolled up."""
-        taken = len(stream.kept) if self._roll_up else 1
-        text = "".join(stream.kept[:taken])
-        await self._send(stream, text, stream.extras)
-        del stream.kept[:taken]
-        self._kept -= len(text)
+    async def _drain(self, stream: _Stream, last_chance: bool) -> None:
+        while stream.frozen is not None or stream.kept:
+            if stream.frozen is None:
+                # Rolled up: all of it. Text that comes while this append is under way goes into the next.
+                taken = len(stream.kept) if self._roll_up else 1
+                stream.frozen = "".join(stream.kept[:taken])
+                del stream.kept[:taken]
+            try:
+                await self._append(stream, stream.frozen, stream.extras)
+            except ChannelError as error:
+                if not (last_chance or stream.failed):
+                    stream.failed = True
+                    self._arm()
+                    return
+                await self._replace(stream, stream.frozen, stream.extras, error)
+            self._kept -= len(stream.frozen)
+            stream.frozen, stream.failed = None, False
 
-    async def _send(self, stream: _Stream, text: str, extras: Extras) -> None:
+    async def _close_stream(self, stream: _Stream, status: str, codec: Headers) -> None:
+        self._disarm()
+        for other in list(self._streams.values()):
+            if other is not stream or stream.frozen is not None or not self._roll_up:
+                await self._drain(other, last_chance=True)
+        extras = make_extras({**stream.transport, H.STATUS: status}, {**stream.codec, **codec})
+        text = "".join(stream.kept)
+        try:
+            await self._append(stream, text, extras)
+        except ChannelError as error:
+            await self._replace(stream, text, extras, error)
+        # Not before: cut off here, it is closed again under the same number, and the channel knows what it has.
+        self._forget(stream)
+
+    async def _append(self, stream: _Stream, text: str, extras: Extras) -> None:
         try:
             await self._writer.append(stream.serial, text, extras, seq=stream.seq + 1)
         except AppendGapError as error:
-            # An append before was given up and replaced, and had not been applied.
+            # An append before was replaced by an update, and had indeed not been stored: the count goes on from there.
             stream.seq = error.applied
             await self._writer.append(stream.serial, text, extras, seq=stream.seq + 1)
-        except ChannelError as error:
-            try:
-                await self._writer.update(stream.serial, "".join((*stream.text, text)), extras)
-            except ChannelError:
-                raise EncoderRecoveryError(
-                    "Text of an output could neither be appended nor replaced as a whole: try the step again.",
-                    serial=stream.serial,
-                ) from error
         stream.seq += 1
         stream.text.append(text)
 
-    async def _close_stream(self, stream: _Stream, stream_id: str, status: str, codec: Headers) -> None:
-        await self._flush()
-        del self._streams[stream_id]
-        extras = make_extras({**stream.transport, H.STATUS: status}, {**stream.codec, **codec})
-        await self._send(stream, "", extras)
+    async def _replace(self, stream: _Stream, text: str, extras: Extras, cause: ChannelError) -> None:
+        try:
+            await self._writer.update(stream.serial, "".join((*stream.text, text)), extras)
+        except ChannelError:
+            self._forget(stream)
+            raise EncoderRecoveryError(
+                "Text of an output could neither be appended nor replaced as a whole: try the step again.",
+                serial=stream.serial,
+            ) from cause
+        # The append may have been stored after all. Counted as if it was: where it was not, the channel says so.
+        stream.seq += 1
+        stream.text.append(text)
+
+    def _forget(self, stream: _Stream) -> None:
+        self._kept -= sum(map(len, stream.kept)) + len(stream.frozen or "")
+        if self._streams.get(stream.id) is stream:
+            del self._streams[stream.id]
 
     def _stream(self, stream_id: str) -> _Stream:
         self._check_open()
         stream = self._streams.get(stream_id)
         if stream is None:
-            raise MisuseError(f"No stream {stream_id[:80]!r} is open: begin it first.")
+            raise MisuseError(f"No stream {str(stream_id)[:80]!r} is open: begin it first.")
         return stream
 
     def _check_open(self) -> None:
         if self._closed:
             raise SessionClosedError("This output was closed: make a new step.")
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidInputError(
+            "Text of an output holds half a surrogate pair: join the pieces of a character before they are written."
+        ) from None
