@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from redis_kit import RedisServer, server_that_says
+from redis_kit import do, server_that_says
+from servers import RedisServer, start_redis
 from stepwell.channels import _redis_line, open_channels
 from stepwell.channels.redis import RedisChannel, RedisChannels
 from stepwell.errors import (
@@ -32,24 +33,23 @@ CLOSED = make_extras({"run-id": "r", "stream": "true", "status": "complete"})
 
 
 @pytest.fixture(scope="module")
-def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.kill()
+def shared_server() -> Generator[RedisServer]:
+    # Not that of all tests: here scripts are flushed and clients killed.
+    with start_redis() as server:
+        yield server
 
 
 @pytest.fixture
 def server(shared_server: RedisServer) -> RedisServer:
     """Empty, with nobody connected."""
-    shared_server.do("FLUSHALL")
+    do(shared_server, "FLUSHALL")
     return shared_server
 
 
 @pytest.fixture
-def own_server(tmp_path: Path) -> Generator[RedisServer]:
-    server = RedisServer(tmp_path)
-    yield server
-    server.kill()
+def own_server() -> Generator[RedisServer]:
+    with start_redis(appendonly=True, appendfsync="always") as server:
+        yield server
 
 
 @pytest.fixture
@@ -87,9 +87,9 @@ async def names_in_history(channel: RedisChannel) -> list[str | None]:
 
 class TestRedis(ChannelConformance):
     @pytest.fixture
-    async def provider(self, server: RedisServer) -> AsyncGenerator[ChannelProvider]:
-        self.url = server.url
-        async with RedisChannels(server.url, clock=self.clock) as provider:
+    async def provider(self, redis_database: str) -> AsyncGenerator[ChannelProvider]:
+        self.url = redis_database
+        async with RedisChannels(self.url, clock=self.clock) as provider:
             yield provider
 
     async def another(self, provider: ChannelProvider, retention: float) -> ChannelProvider:
@@ -177,11 +177,11 @@ async def test_twenty_writers_in_two_processes_and_a_reader_by_cursor_that_loses
 async def test_what_a_killed_writer_was_told_is_stored(server: RedisServer, channels: RedisChannels) -> None:
     process = start(WRITE_UNTIL_KILLED, server.url)
     assert process.stdout is not None
-    for _ in range(50):
-        await asyncio.to_thread(process.stdout.readline)
+    lines = [await asyncio.to_thread(process.stdout.readline) for _ in range(50)]
     process.kill()
-    rest, _ = await asyncio.to_thread(process.communicate)
-    told = 50 + len([line for line in rest.splitlines() if line.endswith(":000")])
+    lines += await asyncio.to_thread(process.stdout.readlines)
+    process.communicate()
+    told = sum(line.endswith(":000\n") for line in lines)
     stored = await names_in_history(await channels.open("killed"))
     assert stored[:told] == [str(n) for n in range(told)]
     assert len(stored) - told in (0, 1)
@@ -221,7 +221,7 @@ async def test_a_server_killed_and_started_again_between_reads_and_writes(own_se
         async with channel.subscribe() as subscription, asyncio.TaskGroup() as tasks:
             tasks.create_task(write())
             await begun.wait()
-            await asyncio.to_thread(own_server.kill)
+            await asyncio.to_thread(own_server.stop, signal.SIGKILL)
             tasks.create_task(asyncio.to_thread(own_server.start))
             while True:
                 [item] = await subscription.read(1)
@@ -240,7 +240,7 @@ async def test_a_reader_that_waits_survives_a_restart(own_server: RedisServer) -
             await channel.publish([message("before")])
             assert await read_names(subscription, 1) == ["before"]
             reading = asyncio.create_task(read_names(subscription, 1))
-            await asyncio.to_thread(own_server.kill)
+            await asyncio.to_thread(own_server.stop, signal.SIGKILL)
             await asyncio.to_thread(own_server.start)
             await (await others.open("c")).publish([message("after")])
             assert await reading == ["after"]
@@ -252,7 +252,7 @@ async def test_a_flushed_server_is_a_gap(server: RedisServer, channels: RedisCha
         await channel.publish([message("before")])
         assert await read_names(subscription, 1) == ["before"]
         reading = asyncio.create_task(read_names(subscription, 2))
-        server.do("FLUSHALL")
+        do(server, "FLUSHALL")
         await channel.publish([message("after")])
         assert await reading == [None, "after"]
         await channel.publish([message("later")])
@@ -274,9 +274,9 @@ async def test_a_flushed_server_that_nobody_writes_to_is_noticed(
         await channel.publish([message("before")])
         assert await read_names(subscription, 1) == ["before"]
         reading = asyncio.create_task(subscription.read())
-        server.do("FLUSHALL")
+        do(server, "FLUSHALL")
         assert isinstance((await reading)[0], Gap)
-        await until(lambda: b"stepwell:{left}:bell" not in server.do("PUBSUB", "CHANNELS"))
+        await until(lambda: b"stepwell:{left}:bell" not in do(server, "PUBSUB", "CHANNELS"))
 
 
 async def test_databases_of_one_server_do_not_keep_each_other_awake(
@@ -290,11 +290,11 @@ async def test_databases_of_one_server_do_not_keep_each_other_awake(
             reading = asyncio.create_task(subscription.read())
             await other.publish([message("theirs")])
             assert await read_names(there, 1) == ["theirs"]
-            server.do("CONFIG", "RESETSTAT")
+            do(server, "CONFIG", "RESETSTAT")
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.2):
                     await asyncio.shield(reading)
-            assert int(server.do("INFO", "stats")["total_commands_processed"]) < 20
+            assert int(do(server, "INFO", "stats")["total_commands_processed"]) < 20
             await channel.publish([message("b")])
             assert [item.name for item in await reading if isinstance(item, Delivery)] == ["b"]
 
@@ -304,10 +304,28 @@ async def test_a_lost_bell_rings_again(server: RedisServer, channels: RedisChann
     async with channel.subscribe() as subscription:
         for n in range(3):
             reading = asyncio.create_task(read_names(subscription, 1))
-            await until(lambda: server.do("PUBSUB", "NUMSUB", "stepwell:{c}:bell")[1] == 1)
-            server.do("CLIENT", "KILL", "TYPE", "pubsub")
+            await until(lambda: do(server, "PUBSUB", "NUMSUB", "stepwell:{c}:bell")[1] == 1)
+            do(server, "CLIENT", "KILL", "TYPE", "pubsub")
             await channel.publish([message(str(n))])
             assert await reading == [str(n)]
+
+
+async def test_a_bell_that_does_not_answer_is_replaced(
+    server: RedisServer, channels: RedisChannels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listeners() -> set[bytes]:
+        return {line.split()[0] for line in do(server, "CLIENT", "LIST", "TYPE", "pubsub").splitlines()}
+
+    monkeypatch.setattr(_redis_line, "TICK_SECONDS", 0.05)
+    channel = await channels.open("c")
+    async with channel.subscribe() as subscription:
+        reading = asyncio.create_task(read_names(subscription, 1))
+        await until(listeners)
+        [before] = listeners()
+        do(server, "CLIENT", "PAUSE", "300", "ALL")
+        await until(lambda: listeners() - {before})  # not answered before the pause is over
+        await channel.publish([message("a")])
+        assert await reading == ["a"]
 
 
 async def test_connections_that_the_server_closed_are_replaced_before_anything_is_sent(
@@ -316,7 +334,7 @@ async def test_connections_that_the_server_closed_are_replaced_before_anything_i
     channel = await channels.open("c")
     await channel.publish([message("a")])
     await channel.history()
-    server.do("CLIENT", "KILL", "TYPE", "normal")
+    do(server, "CLIENT", "KILL", "TYPE", "normal")
     await asyncio.sleep(0.05)  # until this process's event loop has heard of it
     await channel.publish([message("b")])
     assert await names_in_history(channel) == ["a", "b"]
@@ -341,7 +359,7 @@ async def test_no_answer_in_time(server: RedisServer) -> None:
     async with RedisChannels(server.url, timeout=0.05) as channels:
         channel = await channels.open("c")
         await channel.publish([message("a")])
-        server.do("CLIENT", "PAUSE", "300", "ALL")
+        do(server, "CLIENT", "PAUSE", "300", "ALL")
         with pytest.raises(ChannelBusyError, match="in time"):
             await channel.publish([message("b", idempotency_id="b")])
         while True:
@@ -363,7 +381,7 @@ async def test_flushed_scripts_are_loaded_again_and_keep_the_order_of_calls(
     [serial] = await channel.publish([message("answer", "", extras=OPEN)])
     await channel.append(serial, "0", OPEN, seq=1)
     for rounds in range(5):
-        server.do("SCRIPT", "FLUSH")
+        do(server, "SCRIPT", "FLUSH")
         first = 2 + rounds * 10
         await asyncio.gather(*(channel.append(serial, ".", OPEN, seq=seq) for seq in range(first, first + 10)))
     assert (await channel.history()).items[0].data == "0" + "." * 50
@@ -436,7 +454,7 @@ async def test_epochs_beyond_what_a_double_can_tell(channels: RedisChannels) -> 
 
 
 def keys(server: RedisServer) -> set[str]:
-    return {key.decode() for key in server.do("KEYS", "*")}
+    return {key.decode() for key in do(server, "KEYS", "*")}
 
 
 async def test_a_closed_message_leaves_no_keys_of_its_own_and_a_deleted_channel_none(
@@ -471,7 +489,7 @@ async def test_ephemeral_messages_go_with_everything_that_was_kept_of_them(serve
         await clock.advance(61)
         await channel.publish([message("after")])
         assert {key.rpartition("}")[2] for key in keys(server)} == {"", ":log", ":ext"}
-        assert server.do("HLEN", "stepwell:{c}:ext") == 1
+        assert do(server, "HLEN", "stepwell:{c}:ext") == 1
         async with channel.subscribe(after=start) as subscription:
             assert await read_names(subscription, 1) == ["after"]
 
@@ -498,8 +516,8 @@ async def test_retention_raises_the_floor_and_keeps_messages(server: RedisServer
             assert shown == [("open", "123"), ("closed", "text"), ("young", None), ("new", None)]
         async with channel.subscribe(after=middle) as subscription:
             assert await read_names(subscription, 1) == ["new"]
-        assert server.do("XLEN", "stepwell:{c}:rows:1") == 0
-        assert server.do("ZCARD", "stepwell:{c}:whole") == 0
+        assert do(server, "XLEN", "stepwell:{c}:rows:1") == 0
+        assert do(server, "ZCARD", "stepwell:{c}:whole") == 0
         await channel.append(left_open, "4", OPEN, seq=4)
         async with channel.subscribe(after=middle) as subscription:
             items = [item for item in await subscription.read() if isinstance(item, Delivery)]
@@ -569,7 +587,7 @@ async def test_closing(server: RedisServer) -> None:
     channel = await channels.open("c")
     async with channel.subscribe() as subscription:
         reading = asyncio.create_task(subscription.read())
-        await until(lambda: server.do("PUBSUB", "CHANNELS"))
+        await until(lambda: do(server, "PUBSUB", "CHANNELS"))
         writing = asyncio.create_task(channel.publish([message()]))
         await asyncio.sleep(0)
         await channels.close()
@@ -590,20 +608,20 @@ async def test_closing(server: RedisServer) -> None:
 
 async def test_a_replica_takes_no_writes(own_server: RedisServer) -> None:
     def connections() -> set[bytes]:
-        clients = own_server.do("CLIENT", "LIST").splitlines()
+        clients = do(own_server, "CLIENT", "LIST").splitlines()
         return {line.split()[0] for line in clients if b"name=ours " in line}
 
     async with RedisChannels(own_server.url + "?client_name=ours") as channels:
         channel = await channels.open("c")
         await channel.publish([message("a")])
         [before] = connections()
-        own_server.do("REPLICAOF", "127.0.0.1", "1")
+        do(own_server, "REPLICAOF", "127.0.0.1", "1")
         for _ in range(2):
             with pytest.raises(ChannelBusyError, match="primary"):
                 await channel.publish([message("b")])
         assert before not in connections()  # its name may lead to another server by now
         assert await names_in_history(channel) == ["a"]
-        own_server.do("REPLICAOF", "NO", "ONE")
+        do(own_server, "REPLICAOF", "NO", "ONE")
         await channel.publish([message("b")])
         assert await names_in_history(channel) == ["a", "b"]
 
@@ -613,7 +631,7 @@ async def test_a_server_out_of_memory_stores_nothing(own_server: RedisServer) ->
         channel = await channels.open("c")
         [serial] = await channel.publish([message("a", "text", extras=OPEN)])
         await channel.append(serial, "!", OPEN, seq=1)
-        own_server.do("CONFIG", "SET", "maxmemory", "1")
+        do(own_server, "CONFIG", "SET", "maxmemory", "1")
         for call in (
             lambda: channel.publish([message("b")]),
             lambda: channel.append(serial, "x", CLOSED, seq=2),
@@ -623,14 +641,14 @@ async def test_a_server_out_of_memory_stores_nothing(own_server: RedisServer) ->
             with pytest.raises(ChannelError, match="maxmemory") as caught:
                 await call()
             assert not isinstance(caught.value, ChannelBusyError)
-        own_server.do("CONFIG", "SET", "maxmemory", "0")
+        do(own_server, "CONFIG", "SET", "maxmemory", "0")
         assert [item.data for item in (await channel.history()).items] == ["text!"]
         await channel.append(serial, "?", CLOSED, seq=2, epoch=1)
         assert [item.data for item in (await channel.history()).items] == ["text!?"]
 
 
 async def test_a_wrong_password_is_not_repeated(own_server: RedisServer) -> None:
-    own_server.do("CONFIG", "SET", "requirepass", "swordfish")
+    do(own_server, "CONFIG", "SET", "requirepass", "swordfish")
     url = own_server.url.replace("redis://", "redis://:hunter2@")
     async with RedisChannels(url) as channels:
         with pytest.raises(ChannelError, match="password") as caught:
@@ -664,10 +682,10 @@ async def test_what_errors_mean(answer: str, kind: type[ChannelError], says: str
 async def test_damaged_keys(server: RedisServer, channels: RedisChannels) -> None:
     channel = await channels.open("c")
     await channel.publish([message("a", extras=make_extras({"run-id": "r"}))])
-    server.do("DEL", "stepwell:{c}:ext")
+    do(server, "DEL", "stepwell:{c}:ext")
     with pytest.raises(ChannelDataError):
         await channel.history()
-    server.do("DEL", "stepwell:{c}")
+    do(server, "DEL", "stepwell:{c}")
     with pytest.raises(ChannelDataError, match="noeviction"):
         await channel.publish([message("b")])
 
