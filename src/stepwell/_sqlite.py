@@ -193,6 +193,8 @@ class SqliteOwner:
         self._checkpointing = False
         self._commits = 0
         self.identity = _identity(path)
+        self.shared: dict[object, Any] = {}
+        """What users of the file keep together, each kind under a key of its own."""
 
     # --- schema -----------------------------------------------------------------------------------------------------
 
@@ -264,18 +266,24 @@ class SqliteOwner:
 
     async def read(self, job: Job[T]) -> T:
         """Run a short job that only reads, on what is committed, at once and in the loop."""
+        found = self.peek(job)
+        return found[0] if found is not None else await self.read_aside(job)
+
+    def peek(self, job: Job[T]) -> tuple[T] | None:
+        """The same, or None while somebody has the connection or the file: where nobody can wait."""
         if self._closed:
             raise _closed(self.path)
-        if self._main_lock.acquire(blocking=False):
-            try:
-                return self._main.read(job)
-            except sqlite3.Error as error:
-                # Readers wait for nobody in WAL mode, except while a log is recovered or started over.
-                if not _busy(error):
-                    raise store_error(error, self.path) from error
-            finally:
-                self._main_lock.release()
-        return await self.read_aside(job)
+        if not self._main_lock.acquire(blocking=False):
+            return None
+        try:
+            return (self._main.read(job),)
+        except sqlite3.Error as error:
+            # Readers wait for nobody in WAL mode, except while a log is recovered or started over.
+            if _busy(error):
+                return None
+            raise store_error(error, self.path) from error
+        finally:
+            self._main_lock.release()
 
     async def read_aside(self, job: Job[T]) -> T:
         """Run a job that only reads and may take long, in a thread."""
@@ -289,20 +297,11 @@ class SqliteOwner:
                 self._reader = _Connection(self.path, self.busy_timeout)
             return self._reader.read(job)
 
-    def foreign_commits(self) -> int | None:
-        """A number that changes when another connection has committed; None while the loop's connection is in use."""
-        if self._closed:
-            raise _closed(self.path)
-        if not self._main_lock.acquire(blocking=False):
-            return None
-        try:
-            return self._main.cursor.execute("PRAGMA data_version").fetchone()[0]
-        except sqlite3.Error as error:
-            if _busy(error):
-                return None
-            raise store_error(error, self.path) from error
-        finally:
-            self._main_lock.release()
+    def commits(self) -> tuple[int, int] | None:
+        """Something that changes whenever anybody has committed; None while it cannot be told, see `peek`."""
+        found = self.peek(lambda cursor: int(cursor.execute("PRAGMA data_version").fetchone()[0]))
+        # The first is blind to this connection's own commits, the second to those of other processes.
+        return None if found is None else (found[0], self._commits)
 
     def _flush(self, queue: list[_Entry]) -> None:
         """Run what one tick of the loop has queued."""

@@ -10,11 +10,13 @@ from typing import Any, Final
 
 import msgspec
 
+from stepwell._json import json_copy
 from stepwell.errors import AppendGapError, FencedError, InvalidInputError, UnknownMessageError
 from stepwell.wire import Data, Extras, H, transport_headers
 
 __all__ = [
     "EPHEMERAL_SECONDS",
+    "check_epoch",
     "decode_data",
     "encode_data",
     "fenced",
@@ -31,7 +33,8 @@ EPHEMERAL_SECONDS: Final = 60.0
 _OWN: Final = (H.STREAM, H.STATUS, H.STREAM_ID, H.DISCRETE)
 """Transport headers that differ between the outputs of one step."""
 
-_encode = msgspec.json.Encoder().encode
+# The hook is for what passes for JSON and msgspec does not know: enumerations that are text, mappings.
+_encode = msgspec.json.Encoder(enc_hook=json_copy).encode
 _decode = msgspec.json.Decoder().decode
 
 
@@ -42,8 +45,8 @@ def split_extras(extras: Extras | None) -> tuple[str | None, str | None]:
     transport = transport_headers(extras)
     if not transport:
         return None, _encode(extras).decode()
-    shared = {key: value for key, value in transport.items() if key not in _OWN}
-    own = {key: transport[key] for key in _OWN if key in transport}
+    shared = dict(transport)
+    own = {key: shared.pop(key) for key in _OWN if key in shared}
     rest = {**extras, "ai": {**extras["ai"], "transport": own}}
     return _encode(shared).decode(), _encode(rest).decode()
 
@@ -69,6 +72,17 @@ def encode_data(data: Data) -> tuple[bool, str | None]:
 def decode_data(is_text: object, stored: str | None) -> Data:
     """The other way round."""
     return stored if is_text or stored is None else _decode(stored)
+
+
+def check_epoch(epoch: int) -> int:
+    """Return `epoch`.
+
+    Raises:
+        InvalidInputError: Some backend could not store it.
+    """
+    if not 0 <= epoch < 2**53:
+        raise InvalidInputError(f"The epoch {epoch} is no fence: epochs count from 0 and stay below 2**53.")
+    return epoch
 
 
 def fenced(channel: str, epoch: int, fence: int) -> FencedError:

@@ -8,10 +8,14 @@ here. Two facts keep the bookkeeping small:
 * A row may hold a newer version than its position says: a closed stream has only its final text. Rows up to that
   version are skipped, and the cursor stays the row's position. A reader that continues there sees the newer version
   once more, which loses nothing.
+
+A log can be deleted, and another can come into being under its name, between any two calls. Nothing of the one must be
+given out as the other's. `rows` is asked for a log by its name; after the other calls the name is looked at again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
@@ -19,7 +23,7 @@ from typing import Protocol
 
 import msgspec
 
-from stepwell.errors import InvalidInputError
+from stepwell.errors import ChannelBusyError, InvalidInputError
 from stepwell.wire import (
     Action,
     Cursor,
@@ -42,6 +46,12 @@ MAX_HISTORY = 1_000
 
 SNAPSHOT_PAGE = 256
 """Messages that are read at once for a snapshot."""
+
+READ_LIMIT = 1_000
+"""Rows that are read at once, however many are asked for: what a reader holds is bounded."""
+
+BUSY_SECONDS = 0.1
+"""Pause of a reader whose backend is busy."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -99,7 +109,7 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class Log(Protocol):
-    """What a backend gives. Raises `ChannelError` where it cannot; a busy backend is waited for inside."""
+    """What a backend gives. Raises `ChannelError` where it cannot; after a `ChannelBusyError` the reader asks again."""
 
     async def bounds(self) -> Bounds:
         """Where the log begins and ends now; it comes into being if there is none, so that it has a name."""
@@ -153,7 +163,7 @@ def to_delivery(row: Row, series: str) -> Delivery:
 class LogReader:
     """A `Subscription` on a `Log`. Made by `open_reader`."""
 
-    __slots__ = ("_log", "_met", "_newest", "_pending", "_position", "_series", "_snapshot", "_start")
+    __slots__ = ("_forget_at", "_log", "_met", "_newest", "_pending", "_position", "_series", "_snapshot", "_start")
 
     def __init__(self, log: Log, bounds: Bounds, position: int, *, gap: bool) -> None:
         self._log = log
@@ -161,6 +171,7 @@ class LogReader:
         self._start = self._position = position
         self._met: set[int] = set()  # open streams from before the start that this reader has got in full
         self._newest: dict[int, int] = {}  # versions that were given ahead of their place in the log
+        self._forget_at = 64
         self._snapshot: int | None = None  # where the snapshot under way has come to
         self._pending: deque[Delivery | Gap] = deque()
         if gap:
@@ -177,7 +188,10 @@ class LogReader:
             raise InvalidInputError(f"A limit of {limit} deliveries: pass at least 1.")
         pending = self._pending
         while not pending:
-            await self._fill(limit)
+            try:
+                await self._fill(min(limit, READ_LIMIT))
+            except ChannelBusyError:
+                await asyncio.sleep(BUSY_SECONDS)
         if len(pending) <= limit:
             items = list(pending)
             pending.clear()
@@ -216,25 +230,36 @@ class LogReader:
 
     async def _deliver(self, row: Row) -> Delivery | None:
         """What a row becomes; None where this reader has that version already, or its message is gone."""
-        message, newest = row.message, self._newest
-        if row.version <= newest.get(message, 0):
+        message = row.message
+        if row.version <= self._newest.get(message, 0):
             return None
         if row.action == "append" and message <= self._start and message not in self._met:
             full = await self._log.message(message)
-            if full is None:
+            if full is None or not await self._is_same():
                 return None
             row = msgspec.structs.replace(full, position=row.position, action="update")
         if row.version > row.position:
-            if len(newest) >= 64:  # what the log has come past needs no memory
-                for known in [known for known, version in newest.items() if version <= row.position]:
-                    del newest[known]
-            newest[message] = row.version
+            self._remember(row)
         if message <= self._start:
             if is_open_stream(row.extras):
                 self._met.add(message)
             else:
                 self._met.discard(message)
         return to_delivery(row, self._series)
+
+    def _remember(self, row: Row) -> None:
+        """Skip the rows up to this version. What the log has come past is forgotten, each in its turn twice at most."""
+        newest = self._newest
+        if len(newest) >= self._forget_at:
+            for known in [known for known, version in newest.items() if version <= row.position]:
+                del newest[known]
+            self._forget_at = max(64, 2 * len(newest))
+        newest[row.message] = row.version
+
+    async def _is_same(self) -> bool:
+        """Whether what was just read was of this log: names are not given twice, so it was if it still is."""
+        bounds = await self._log.find()
+        return bounds is not None and bounds.series == self._series
 
     # -- a gap
 
@@ -248,14 +273,23 @@ class LogReader:
         self._pending.append(Gap(cursor=cursor_at(bounds.head, bounds.series)))
 
     async def _read_snapshot(self, after: int) -> None:
-        rows = [row for row in await self._log.messages(after, SNAPSHOT_PAGE) if row.message <= self._start]
-        for row in rows:
+        found = await self._log.messages(after, SNAPSHOT_PAGE + 1)
+        if not await self._is_same():
+            self._begin_snapshot(await self._log.bounds())
+            return
+        rows = [row for row in found if row.message <= self._start]
+        more = len(rows) > SNAPSHOT_PAGE
+        for row in rows[:SNAPSHOT_PAGE]:
             if row.version > self._start:
                 self._newest[row.message] = row.version
             if is_open_stream(row.extras):
                 self._met.add(row.message)
-            self._pending.append(to_delivery(msgspec.structs.replace(row, action="update"), self._series))
-        self._snapshot = rows[-1].message if len(rows) == SNAPSHOT_PAGE else None
+            # The last has the end's cursor: who has got it need not get the snapshot again.
+            position = self._start if row is rows[-1] else row.message
+            self._pending.append(
+                to_delivery(msgspec.structs.replace(row, position=position, action="update"), self._series)
+            )
+        self._snapshot = rows[SNAPSHOT_PAGE - 1].message if more else None
 
 
 @contextlib.asynccontextmanager
@@ -282,6 +316,9 @@ async def read_history(log: Log, before: Cursor | None, limit: int) -> HistoryPa
         return HistoryPage(items=())  # nothing yet, or of a log that was deleted: it has no messages any more
     position = bounds.head if wanted is None else wanted[0]
     rows = await log.messages_before(position, limit + 1)
+    after = await log.find()
+    if after is None or after.series != bounds.series:
+        return await read_history(log, before, limit)  # deleted meanwhile: of which log the rows are is not known
     items = [to_delivery(row, bounds.series) for row in rows[:limit]]
     more = cursor_at(rows[limit].message, bounds.series) if len(rows) > limit else None
     return HistoryPage(items=items, next=more)

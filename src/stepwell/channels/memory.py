@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -11,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 import msgspec
 
 from stepwell._clock import Clock, SystemClock
+from stepwell._json import json_copy
 from stepwell.errors import ChannelError
 from stepwell.wire import (
     Capabilities,
@@ -20,6 +20,7 @@ from stepwell.wire import (
     HistoryPage,
     Subscription,
     WireMessage,
+    check_append,
     check_change,
     check_channel_name,
     check_messages,
@@ -31,49 +32,77 @@ from stepwell.wire import (
     version_at,
 )
 
-from ._folding import EPHEMERAL_SECONDS, fenced, missing, not_text, out_of_order
+from ._folding import EPHEMERAL_SECONDS, check_epoch, fenced, missing, not_text, out_of_order
 from ._reader import Bounds, Page, Row, open_reader, read_history
 
 __all__ = ["MemoryChannel", "MemoryChannels"]
 
 
 class _Message:
-    """A message as it is now."""
+    """A message as it is now.
+
+    Attributes:
+        position: Where it was created.
+        version: Position of its newest mutation.
+        applied: Appends so far.
+        rows: Positions of the rows that it has in the log besides its create.
+    """
 
     __slots__ = (
+        "_data",
+        "_more",
         "applied",
         "client_id",
-        "data",
-        "deltas",
         "extras",
         "index",
+        "key",
         "name",
         "position",
+        "rows",
         "timestamp",
         "version",
     )
 
     def __init__(self, position: int, index: int, given: WireMessage, timestamp: int) -> None:
-        self.position = position
+        self.position = self.version = position
         self.index = index
         self.name = given.name
-        self.data: Data = given.data
-        self.extras = given.extras
+        self._data: Data = json_copy(given.data)
+        self._more: list[str] = []  # appended since the text was last put together: each time it would be copied whole
+        self.extras: Extras | None = json_copy(given.extras)
         self.client_id = given.client_id
-        self.version = position
+        self.key = given.idempotency_id
         self.timestamp = timestamp
         self.applied = 0
-        self.deltas: list[int] = []  # positions of the rows that hold parts of the text
+        self.rows: list[int] = []
+
+    @property
+    def data(self) -> Data:
+        if self._more:
+            assert isinstance(self._data, str)
+            self._data += "".join(self._more)
+            self._more.clear()
+        return self._data
+
+    @property
+    def is_text(self) -> bool:
+        return isinstance(self._data, str)
+
+    def append(self, text: str) -> None:
+        self._more.append(text)
+
+    def replace(self, data: Data) -> None:
+        self._data = data
+        self._more.clear()
 
     def row(self, position: int) -> Row:
         """The whole message, at a position of the log."""
-        changed = self.version != self.position
         return Row(
             position,
             self.position,
             self.index,
             self.version,
-            "update" if changed else "create",
+            "create" if self.version == self.position else "update",
             self.name,
             self.data,
             self.extras,
@@ -82,8 +111,8 @@ class _Message:
         )
 
 
-class _Entry(msgspec.Struct):
-    """A mutation in the log; `delta` None stands for the whole message as it is now."""
+class _Entry(msgspec.Struct, frozen=True):
+    """A row of the log; `delta` None stands for the whole message as it is now."""
 
     message: _Message
     timestamp: int
@@ -97,25 +126,50 @@ class _State:
     def __init__(self) -> None:
         self.series = new_series()
         self.head = 0
-        self.floor = 0
         self.fence = 0
-        self.log: list[_Entry | None] = []  # from position `base` + 1 on; None where a row says nothing more
-        self.base = 0
+        self.floor = 0
+        self.log: list[_Entry | int] = []  # from position `floor` + 1 on; of a row that says nothing more its time
         self.messages: dict[int, _Message] = {}
         self.places: list[int] = []  # positions of the messages that are not ephemeral, in order
         self.ids: dict[str, str] = {}
-        self.ephemeral: list[_Message] = []
-        self.waiters: list[asyncio.Future[None]] = []
+        self.ephemeral: dict[int, _Message] = {}  # those changed last are last
+        self.waiters: set[asyncio.Future[None]] = set()
+
+    def add(self, entry: _Entry) -> None:
+        """Give the next position to a row."""
+        self.head += 1
+        self.log.append(entry)
 
     def drop(self, position: int) -> None:
-        if position > self.base:
-            self.log[position - self.base - 1] = None
+        """A row says nothing more."""
+        if position > self.floor:
+            entry = self.log[position - self.floor - 1]
+            self.log[position - self.floor - 1] = entry if isinstance(entry, int) else entry.timestamp
+
+    def forget(self, now: float, retention: float | None) -> None:
+        """Let go what is due."""
+        limit = (now - EPHEMERAL_SECONDS) * 1000
+        while self.ephemeral:
+            position, message = next(iter(self.ephemeral.items()))
+            if message.timestamp > limit:
+                break
+            del self.ephemeral[position], self.messages[position]
+            if message.key is not None:
+                del self.ids[message.key]
+            for row in (position, *message.rows):
+                self.drop(row)
+        if retention is not None:
+            limit = (now - retention) * 1000
+            times = (entry if isinstance(entry, int) else entry.timestamp for entry in self.log)
+            count = next((i for i, time in enumerate(times) if time > limit), len(self.log))
+            self.floor += count
+            del self.log[:count]
 
     def wake(self) -> None:
+        """Let the readers look."""
         for waiter in self.waiters:
             if not waiter.done():
                 waiter.set_result(None)
-        self.waiters.clear()
 
 
 class MemoryChannels:
@@ -166,7 +220,7 @@ class MemoryChannels:
         state = self._states.get(name)
         if state is None:
             state = self._states[name] = _State()
-        self._forget(state)
+        state.forget(self.clock.time(), self.retention)
         return state
 
     def knows(self, name: str) -> bool:
@@ -178,22 +232,6 @@ class MemoryChannels:
         """Raise `ChannelError` if this was closed."""
         if self.closed:
             raise ChannelError("These channels are closed: open new ones.")
-
-    def _forget(self, state: _State) -> None:
-        now = self.clock.time()
-        while state.ephemeral and state.ephemeral[0].timestamp <= (now - EPHEMERAL_SECONDS) * 1000:
-            gone = state.ephemeral.pop(0)
-            del state.messages[gone.position]
-            for position in (gone.position, gone.version, *gone.deltas):
-                state.drop(position)
-        if self.retention is not None:
-            limit = (now - self.retention) * 1000
-            kept = (i for i, entry in enumerate(state.log) if entry is not None and entry.timestamp > limit)
-            count = next(kept, len(state.log))
-            if count:
-                state.base += count
-                state.floor = state.base
-                del state.log[:count]
 
 
 class MemoryChannel:
@@ -207,8 +245,7 @@ class MemoryChannel:
 
     async def raise_fence(self, epoch: int) -> None:
         """See `Channel.raise_fence`."""
-        state = self._fenced(epoch)
-        state.fence = epoch
+        self._fenced(epoch).fence = check_epoch(epoch)
 
     async def publish(self, messages: Sequence[WireMessage], *, epoch: int | None = None) -> list[str]:
         """See `Channel.publish`."""
@@ -229,56 +266,57 @@ class MemoryChannel:
         return serials
 
     def _create(self, state: _State, given: WireMessage, index: int, now: int) -> str:
-        state.head += 1
-        message = _Message(state.head, index, given, now)
-        state.messages[message.position] = message
-        state.log.append(_Entry(message, now))
+        position = state.head + 1
+        message = _Message(position, index, given, now)
+        state.add(_Entry(message, now))
+        state.messages[position] = message
         if is_ephemeral(given.extras):
-            state.ephemeral.append(message)
+            state.ephemeral[position] = message
         else:
-            state.places.append(message.position)
-        serial = serial_at(message.position, state.series, index)
-        if given.idempotency_id is not None:
-            state.ids[given.idempotency_id] = serial
+            state.places.append(position)
+        serial = serial_at(position, state.series, index)
+        if message.key is not None:
+            state.ids[message.key] = serial
         return serial
 
     async def append(self, serial: str, data: str, extras: Extras | None, *, seq: int, epoch: int | None = None) -> str:
         """See `Channel.append`."""
-        check_change(data, extras)
+        check_append(data, extras)
         state = self._fenced(epoch)
         message = self._message(state, serial)
         if 1 <= seq <= message.applied:
             return version_at(message.version, state.series)
         if seq != message.applied + 1:
             raise out_of_order(self.name, serial, seq, message.applied)
-        if not isinstance(message.data, str):
+        if not message.is_text:
             raise not_text(self.name, serial)
         message.applied = seq
-        message.data += data
-        return self._changed(state, message, data, message.extras if extras is None else extras)
+        message.append(data)
+        return self._changed(state, message, data, message.extras if extras is None else json_copy(extras))
 
     async def update(self, serial: str, data: Data, extras: Extras, *, epoch: int | None = None) -> str:
         """See `Channel.update`."""
         check_change(data, extras)
         state = self._fenced(epoch)
         message = self._message(state, serial)
-        message.data = data
-        return self._changed(state, message, None, extras)
+        message.replace(json_copy(data))
+        return self._changed(state, message, None, json_copy(extras))
 
     def _changed(self, state: _State, message: _Message, delta: str | None, extras: Extras | None) -> str:
-        state.head += 1
-        message.version = state.head
-        message.extras = extras
-        message.timestamp = self._now()
-        if delta is None or not is_open_stream(extras):
-            # The text is whole, in the message: the rows before this one say nothing more.
-            for position in message.deltas:
-                state.drop(position)
-            message.deltas.clear()
-            delta = None
+        now = self._now()
+        message.extras, message.timestamp = extras, now
+        if delta is not None and is_open_stream(extras):
+            state.add(_Entry(message, now, delta, extras))
         else:
-            message.deltas.append(state.head)
-        state.log.append(_Entry(message, message.timestamp, delta, extras))
+            # The message is whole: its rows before this one say nothing more.
+            for position in message.rows:
+                state.drop(position)
+            message.rows.clear()
+            state.add(_Entry(message, now))
+        message.version = state.head
+        message.rows.append(state.head)
+        if message.position in state.ephemeral:
+            state.ephemeral[message.position] = state.ephemeral.pop(message.position)
         state.wake()
         return version_at(state.head, state.series)
 
@@ -325,12 +363,12 @@ class MemoryChannel:
             return None
         rows: list[Row] = []
         for position in range(after + 1, state.head + 1):
-            entry = state.log[position - state.base - 1]
-            if entry is not None:
+            entry = state.log[position - state.floor - 1]
+            if not isinstance(entry, int):
                 rows.append(_row(entry, position))
                 if len(rows) == limit:
                     return Page(rows, position)
-        return Page(rows, state.head)
+        return Page(rows, max(after, state.head))
 
     async def message(self, position: int) -> Row | None:
         """See `Log`."""
@@ -355,12 +393,11 @@ class MemoryChannel:
         if series != state.series or state.head > after:
             return
         waiter = asyncio.get_running_loop().create_future()
-        state.waiters.append(waiter)
+        state.waiters.add(waiter)
         try:
             await waiter
         finally:
-            with contextlib.suppress(ValueError):
-                state.waiters.remove(waiter)
+            state.waiters.discard(waiter)
 
 
 def _row(entry: _Entry, position: int) -> Row:

@@ -6,6 +6,7 @@ over them in `stepwell.transport`.
 
 from ._headers import (
     Headers,
+    check_append,
     check_change,
     check_channel_name,
     check_messages,
@@ -77,6 +78,7 @@ __all__ = [
     "Subscription",
     "WireMessage",
     "cancel_message",
+    "check_append",
     "check_change",
     "check_channel_name",
     "check_messages",

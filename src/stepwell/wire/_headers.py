@@ -15,6 +15,7 @@ from ._serials import MAX_BATCH
 
 __all__ = [
     "Headers",
+    "check_append",
     "check_change",
     "check_channel_name",
     "check_messages",
@@ -123,7 +124,34 @@ def check_change(data: Data, extras: Extras | None) -> None:
     if extras is not None:
         if not isinstance(extras, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - the same
             raise InvalidInputError(f"Extras are a JSON object, not a {type(extras).__name__}.")
-        _check_json(extras)
+        if not _is_plain(extras):
+            _check_json(extras)
+
+
+def check_append(data: str, extras: Extras | None) -> None:
+    """Check what is to be appended.
+
+    Raises:
+        InvalidInputError: The data is not text, or something is not JSON.
+    """
+    if not isinstance(data, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+        raise InvalidInputError(f"Only text can be appended, not a {type(data).__name__}: use update.")
+    check_change(data, extras)
+
+
+def _is_plain(extras: Extras) -> bool:
+    """Whether extras are nothing but headers in ASCII. Nearly all are, and every token has them."""
+    ai = extras.get("ai")
+    if len(extras) != 1 or type(ai) is not dict:
+        return False
+    tiers = cast("dict[str, dict[str, str]]", ai)
+    try:
+        return "".join(tiers).isascii() and all(
+            type(tier) is dict and "".join(tier).isascii() and "".join(tier.values()).isascii()
+            for tier in tiers.values()
+        )
+    except TypeError:  # something is not text
+        return False
 
 
 def _check_json(value: Any) -> None:

@@ -91,8 +91,9 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
     deliveries. What a reader holds and the snapshot does not name no longer exists.
 
     Attributes:
-        cursor: Where the log goes on behind the snapshot. A reader that stops within the snapshot continues from the
-            cursor of what it last got, as always.
+        cursor: Where the log goes on behind the snapshot, and what the last delivery of the snapshot has. It is nothing
+            to continue from before the snapshot is there: a reader that stops within it continues from the cursor of
+            the delivery it last got, be it one from before the gap.
     """
 
     cursor: Cursor
@@ -140,7 +141,7 @@ class Subscription(Protocol):
         ...
 
     async def read(self, limit: int = 256) -> Sequence[Delivery | Gap]:
-        """Wait until there is something, and return all there is up to `limit` items.
+        """Wait until there is something, and return it: at least one item, at most `limit`.
 
         Cancelling it loses nothing: the next call returns the same.
 

@@ -31,8 +31,9 @@ MAX_BATCH: Final = 1_000
 """Messages in one publish call: three digits."""
 
 _SERIES_ALPHABET: Final = "abcdefghijkmnpqrstuvwxyz23456789"
-_SERIAL: Final = re.compile(r"(\d{14,})-000@([a-z0-9]{10}):(\d{3})")
-_CURSOR: Final = re.compile(r"(\d{1,19})@([a-z0-9]{10})")
+# At most 18 digits: what is read from a text fits into 64 bits, whoever made it.
+_SERIAL: Final = re.compile(r"([0-9]{14,18})-000@([a-z0-9]{10}):([0-9]{3})")
+_CURSOR: Final = re.compile(r"([0-9]{1,18})@([a-z0-9]{10})")
 
 
 def new_series() -> str:
