@@ -31,8 +31,8 @@ A record is what Lua and Python both read of a message, an array in MessagePack:
  6 whole  position of create or last replacement   12 client  or false
 ```
 
-Lua passes payloads on as they are and never looks into them. Numbers are positions, times and counts, far below 2^53;
-epochs, which a caller chooses, are compared as text. The first write of each script is one that Redis refuses when it
+Lua passes payloads on as they are and never looks into them. Its numbers are positions, times, counts and fences, all
+below 2^53, up to which they are exact. The first write of each script is one that Redis refuses when it
 is out of memory or read-only, so such a script has done nothing.
 """
 
@@ -79,18 +79,12 @@ local function open_log(new)
   local found = call('HMGET', base, 'series', 'head', 'fence', 'time')
   if found[1] then return found[1], tonumber(found[2]), found[3], tonumber(found[4]) end
   if not new then return false, 0, '0', 0 end
-  call('HSET', base, 'series', new, 'head', 0, 'floor', 0, 'fence', '0', 'time', 0)
+  call('HSET', base, 'series', new, 'head', 0, 'floor', 0, 'fence', 0, 'time', 0)
   ring(0, new)  -- a reader that knows the head of a log before this one must not go on waiting for it
   return new, 0, '0', 0
 end
 
--- Whole numbers as text: a double would take 2^53 + 1 for 2^53.
-local function stale(epoch, fence)
-  if epoch == '' then return false end
-  if string.sub(epoch, 1, 1) == '-' then return true end
-  if #epoch ~= #fence then return #epoch < #fence end
-  return epoch < fence
-end
+local function stale(epoch, fence) return epoch ~= '' and tonumber(epoch) < tonumber(fence) end
 
 -- The id under which shared headers are kept. Mostly they are those of the message before.
 local function share(text, at, keep)
@@ -182,7 +176,11 @@ local function create(given)
   head = head + 1
   local ext = shared and share(shared, head, not ephemeral)
   local rec = {kind, head - first - 1, head, now, 0, head, true, ext, rest, data, name, client}
-  call('XADD', ephemeral and EPH or LOG, str(head) .. '-0', 'm', pack(rec))
+  if ephemeral then
+    call('XADD', EPH, str(head) .. '-0', 'm', pack(rec), 'id', id or '')
+  else
+    call('XADD', LOG, str(head) .. '-0', 'm', pack(rec))
+  end
   if kind == 's' then call('ZADD', OPEN, head, str(head)) end
   if id then call('HSET', IDS, id, str(head) .. ' ' .. rec[2]) end
   return head, rec[2]
@@ -201,9 +199,10 @@ call('HSET', base, 'head', head, 'time', now)
 ring(head, series)
 
 -- An ephemeral message is gone, with everything that was kept of it.
-local function forget(id, rec)
-  local p = position(id)
-  call('XDEL', EPH, id)
+local function forget(entry, rec)
+  local p = position(entry[1])
+  call('XDEL', EPH, entry[1])
+  call('HDEL', IDS, entry[2][4])
   call('HDEL', MSG, p)
   call('ZREM', WHOLE, p)
   call('ZREM', OPEN, p)
@@ -216,7 +215,7 @@ local function forget_ephemerals()
     local changed = call('HGET', MSG, position(entry[1]))
     local rec = unpack_(changed or entry[2][2])
     if rec[4] > now - 60000 then break end
-    forget(entry[1], rec)
+    forget(entry, rec)
   end
   if call('XLEN', EPH) == 0 then call('UNLINK', EPH) end
 end

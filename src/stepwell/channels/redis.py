@@ -6,15 +6,12 @@ one for writes, one for reads, so that a page of history delays no write, and on
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import random
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from hashlib import blake2b
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn
 
 import msgspec
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
@@ -23,7 +20,7 @@ from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
 
 from stepwell._clock import Clock
-from stepwell.errors import ChannelBusyError, ChannelDataError, ChannelError, InvalidInputError
+from stepwell.errors import ChannelDataError, ChannelError, InvalidInputError
 from stepwell.wire import (
     Capabilities,
     Cursor,
@@ -32,6 +29,7 @@ from stepwell.wire import (
     HistoryPage,
     Subscription,
     WireMessage,
+    check_append,
     check_change,
     check_channel_name,
     check_messages,
@@ -43,17 +41,22 @@ from stepwell.wire import (
     version_at,
 )
 
-from ._folding import decode_data, encode_data, fenced, join_extras, missing, not_text, out_of_order, split_extras
+from ._folding import (
+    check_epoch,
+    decode_data,
+    encode_data,
+    fenced,
+    join_extras,
+    missing,
+    not_text,
+    out_of_order,
+    split_extras,
+)
 from ._reader import Bounds, Page, Row, open_reader, read_history
-from ._redis_line import RETRY_SECONDS, Bell, Line
+from ._redis_line import Bell, Line
 from ._redis_scripts import APPEND, BOUNDS, DELETE, FENCE, MESSAGE, MESSAGES, PUBLISH, ROWS, UPDATE
 
 __all__ = ["RedisChannel", "RedisChannels"]
-
-T = TypeVar("T")
-
-MAX_ROWS: Final = 1_000
-"""Rows that are read at once, however many are wanted."""
 
 MAX_POSITION: Final = 2**53
 """Lua's numbers are exact up to here."""
@@ -192,16 +195,6 @@ class RedisChannels:
         self._check_open()
         return await self._reads.call(*command)
 
-    async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat what a reader needs until the server can be reached again."""
-        pause, longest = RETRY_SECONDS
-        while True:
-            try:
-                return await call()
-            except ChannelBusyError:
-                await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - spreads the callers
-                pause = min(pause * 2, longest)
-
     async def wait(
         self, name: str, known: tuple[int, str], head: Callable[[], Awaitable[tuple[int, str] | None]]
     ) -> None:
@@ -226,7 +219,7 @@ class RedisChannel:
 
     async def raise_fence(self, epoch: int) -> None:
         """See `Channel.raise_fence`."""
-        reply = await self._provider.write(FENCE, self._key, "", new_series(), str(epoch))
+        reply = await self._provider.write(FENCE, self._key, "", new_series(), str(check_epoch(epoch)))
         if reply[0] == b"fenced":
             raise fenced(self.name, epoch, int(reply[1]))
 
@@ -250,7 +243,7 @@ class RedisChannel:
 
     async def append(self, serial: str, data: str, extras: Extras | None, *, seq: int, epoch: int | None = None) -> str:
         """See `Channel.append`."""
-        check_change(data, extras)
+        check_append(data, extras)
         mode, shared, rest = "keep", None, None
         if extras is not None:
             mode = "open" if is_open_stream(extras) else "closed"
@@ -287,13 +280,7 @@ class RedisChannel:
 
     def subscribe(self, *, after: Cursor | None = None) -> AbstractAsyncContextManager[Subscription]:
         """See `Channel.subscribe`."""
-        return self._subscribe(after)
-
-    @contextlib.asynccontextmanager
-    async def _subscribe(self, after: Cursor | None) -> AsyncGenerator[Subscription]:
-        await self._bounds()  # once, not patiently: who begins is told that the server is not there
-        async with open_reader(self, after) as reader:
-            yield reader
+        return open_reader(self, after)
 
     async def history(self, *, before: Cursor | None = None, limit: int = 100) -> HistoryPage:
         """See `Channel.history`."""
@@ -303,23 +290,17 @@ class RedisChannel:
 
     async def bounds(self) -> Bounds:
         """See `Log`."""
-        return await self._provider.patiently(self._bounds)
-
-    async def _bounds(self) -> Bounds:
         # A script of the writing line: it makes the log if there is none.
         return _bounds(await self._provider.write(BOUNDS, self._key, "", new_series()))
 
     async def find(self) -> Bounds | None:
-        """See `Log`; not repeated if the server cannot be reached."""
+        """See `Log`."""
         found = await self._provider.read("HMGET", self._key, "series", "head", "floor")
         return None if found[0] is None else _bounds(found)
 
     async def rows(self, series: str, after: int, limit: int) -> Page | None:
         """See `Log`."""
-        limit = min(limit, MAX_ROWS)
-        reply = await self._provider.patiently(
-            partial(self._provider.read, ROWS, self._key, series, str(after), str(limit))
-        )
+        reply = await self._provider.read(ROWS, self._key, series, str(after), str(limit))
         if reply is None:
             return None
         with _readable():
@@ -334,17 +315,15 @@ class RedisChannel:
 
     async def message(self, position: int) -> Row | None:
         """See `Log`."""
-        reply = await self._provider.patiently(partial(self._provider.read, MESSAGE, self._key, str(position)))
-        rows = _rows(reply)
+        rows = _rows(await self._provider.read(MESSAGE, self._key, str(position)))
         return rows[0] if rows else None
 
     async def messages(self, after: int, limit: int) -> Sequence[Row]:
         """See `Log`."""
-        call = partial(self._provider.read, MESSAGES, self._key, "after", str(after), str(limit))
-        return _rows(await self._provider.patiently(call))
+        return _rows(await self._provider.read(MESSAGES, self._key, "after", str(after), str(limit)))
 
     async def messages_before(self, before: int, limit: int) -> Sequence[Row]:
-        """See `Log`; not repeated if the server cannot be reached."""
+        """See `Log`."""
         return _rows(await self._provider.read(MESSAGES, self._key, "before", str(before), str(limit)))
 
     async def wait(self, series: str, after: int) -> None:
@@ -352,7 +331,7 @@ class RedisChannel:
         await self._provider.wait(self.name, (after, series), self._head)
 
     async def _head(self) -> tuple[int, str] | None:
-        found = await self._provider.patiently(self.find)
+        found = await self.find()
         return None if found is None else (found.head, found.series)
 
 
