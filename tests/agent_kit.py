@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import anyio
+import anyio.lowlevel
 
 from stepwell.channels import MemoryChannels
+from stepwell.errors import ChannelBusyError, ChannelError
 from stepwell.testing import FakeClock
-from stepwell.transport import AgentSession, ClientSession
+from stepwell.transport import AgentSession, ClientSession, Invocation
 from stepwell.transport.codecs import UIMessage, UIMessageCodec
 from stepwell.wire import Channel, Data, Delivery, Extras, WireMessage
 from transport_kit import trace
 
+T = TypeVar("T")
 Operation = dict[str, Any]
 CODEC = UIMessageCodec()
 
@@ -89,6 +92,63 @@ def agent_on(
     return AgentSession(channel, UIMessageCodec(clock=clock), client_id=by, roll_up=roll_up, clock=clock, **options)
 
 
+class Faulty:
+    """A channel whose operations can fail. `plan` is asked for each, by its number: None lets it through."""
+
+    def __init__(self, channel: Channel, plan: Callable[[int, str], str | None]) -> None:
+        self._channel = channel
+        self._plan = plan
+        self.count = 0
+        self.calls: list[str] = []
+        self.subscribe = channel.subscribe
+
+    @property
+    def name(self) -> str:
+        return self._channel.name
+
+    async def _do(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
+        number, self.count = self.count, self.count + 1
+        self.calls.append(what)
+        fault = self._plan(number, what)
+        await anyio.lowlevel.checkpoint()
+        if fault == "refused":
+            raise ChannelBusyError("The request got lost.")
+        if fault == "broken":
+            raise ChannelError("The backend is broken.")
+        result = await call()
+        await anyio.lowlevel.checkpoint()
+        if fault == "lost":
+            raise ChannelBusyError("The answer got lost.")
+        return result
+
+    async def raise_fence(self, epoch: int) -> None:
+        await self._do("fence", lambda: self._channel.raise_fence(epoch))
+
+    async def history(self, **options: Any) -> Any:
+        return await self._do("history", lambda: self._channel.history(**options))
+
+    async def publish(self, messages: Sequence[WireMessage], *, epoch: int | None = None) -> list[str]:
+        what = f"publish {messages[0].name}"
+        return await self._do(what, lambda: self._channel.publish(messages, epoch=epoch))
+
+    async def append(self, *args: Any, **options: Any) -> str:
+        return await self._do("append", lambda: self._channel.append(*args, **options))
+
+    async def update(self, *args: Any, **options: Any) -> str:
+        return await self._do("update", lambda: self._channel.update(*args, **options))
+
+
+def nothing(number: int, what: str) -> None:
+    return None
+
+
+async def ask(channels: MemoryChannels, clock: FakeClock) -> Invocation:
+    channel = await channels.open("conversations:faults")
+    headers = {"codec-message-id": "q-1", "event-id": "e-1", "role": "user", "run-client-id": "ana"}
+    await channel.publish(CODEC.encode_input(user("Count"), headers))
+    return Invocation(input_event_id="e-1", session_name=channel.name)
+
+
 # -- what is said
 
 
@@ -106,6 +166,12 @@ def reply(pieces: Iterable[str], *, stream_id: str = "t1", message_id: str = "ms
         {"type": "finish-step"},
         {"type": "finish", "finishReason": "stop"},
     ]
+
+
+async def slowly(outputs: list[Any]) -> AsyncIterator[Any]:
+    for output in outputs:
+        await anyio.lowlevel.checkpoint()
+        yield output
 
 
 async def failing(outputs: Iterable[Any]) -> AsyncIterator[Any]:
@@ -133,7 +199,7 @@ async def until(condition: Callable[[], bool]) -> None:
     for _ in range(5000):
         if condition():
             return
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
     raise AssertionError("it never came to that")
 
 

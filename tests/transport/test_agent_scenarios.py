@@ -1,8 +1,9 @@
 """What an agent publishes, scenario by scenario: the same as the JavaScript SDK's agent, up to ids, serials and times.
 
-Not compared, because we do better (docs/decisions/0009 and docs/transport/agent.md): `append-recovery` (a lost append is
-repeated at once, so there is no update), `continuity-loss` (runs go on), and of `misuse` what is published after the
-run's end (refused here) and the step-client-id that a step created before the start gets stuck with.
+Not compared, because we do better: `append-recovery` (a lost append is repeated at once, so there is no update),
+`continuity-loss` (runs go on: docs/decisions/0009), of `misuse` what is published after the run's end (refused here)
+and the step-client-id that a step created before the start gets stuck with, and of `all-chunks` the empty bracket of an
+output that could not be encoded. `custom-codec` is compared by its own codec's tests: nothing of an agent is special.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 from agent_kit import CODEC, Stage, assert_as_recorded, failing, held, reply, stuck, texts, until, user
 from stepwell.errors import MisuseError
 from stepwell.transport import AgentSession, ClientRun
-from stepwell.transport.codecs import UIMessage, tool_result_fork
+from stepwell.transport.codecs import UIMessage, create_tool_result_fork
 from stepwell.wire import ErrorInfo, WireMessage
 
 pytestmark = pytest.mark.anyio
@@ -342,7 +343,7 @@ async def test_tool_result_fork() -> None:
         node = client.tree.run_node(asked.run_id)
         assert node is not None
         fork_id = "00000000-0000-4000-8000-00000000f0f0"
-        fork = tool_result_fork(node.messages, "c1", fork_id=fork_id, output={"city": "Rome"})
+        fork = create_tool_result_fork(node.messages, "c1", fork_id=fork_id, output={"city": "Rome"})
         answer = await client.view.send(fork, role="assistant", parent=node.parent, supersedes=node.key)
         run2 = agent.create_run(answer.to_invocation(), invocation_id="inv-2")
         await run2.start()

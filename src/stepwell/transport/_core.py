@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
+import anyio.lowlevel
+
 from stepwell._clock import Clock
 from stepwell.errors import CancelListenerError, ChannelError, MisuseError, RunLifecycleError, StepwellError
 from stepwell.wire import (
@@ -88,6 +90,7 @@ class RunCore(Generic[M]):
         trigger: None until it was located.
         outcome: Reason of its end, or `suspended`, where it was written here.
         cancels_after: Serial of the last message on the channel whose cancels are not this run's.
+        begun: Whether its start, or that it goes on, may be on the channel.
         produced: Whether output was begun since it was opened.
     """
 
@@ -101,6 +104,7 @@ class RunCore(Generic[M]):
         self.phase: Literal["new", "open", "over"] = "new"
         self.cancelled = CancelEvent()
         self.steering = Steering()
+        self.begun = False
         self.produced = False
         self.outcome: str | None = None  # what it was ended or suspended with here
         self.cancels_after = ""
@@ -159,6 +163,8 @@ class RunCore(Generic[M]):
 
     async def publish_open(self) -> None:
         """Say that the run starts, or that it goes on."""
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        self.begun = True
         trigger = self.known_trigger
         if trigger.run_id is not None:
             await self._publish_run(run_resume(self.headers(), idempotency_id=f"{self.invocation_id}:resume"), "resume")

@@ -161,7 +161,8 @@ class AgentRun(Generic[M]):
             try:
                 await core.publish_open()
             except anyio.get_cancelled_exc_class():
-                core.phase = "open"  # the writer has carried it through
+                if core.begun:
+                    core.phase = "open"  # the writer has carried it through
                 raise
             core.phase = "open"
         self._registry.on_steer()
@@ -348,9 +349,9 @@ class AgentRun(Generic[M]):
     async def end_cancelled(self) -> None:
         """For `AgentSession.end`: end it as cancelled, if it was opened and is not over."""
         self._core.cancelled.fire("ended")
-        if self._core.trigger is None:
-            return  # nothing of it is on the channel
         if self._core.phase == "new":
+            if not self._core.begun:
+                return  # nothing of it is on the channel
             self._core.phase = "open"  # its start may be there: the answer was lost
         await self.end("cancelled")
 
