@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from stepwell.wire import Cursor, Delivery, Gap
 
 __all__ = ["View"]
@@ -19,7 +21,7 @@ class View:
     """
 
     def __init__(self) -> None:
-        self._messages: dict[str, tuple[str, Any]] = {}
+        self._messages: dict[str, Delivery] = {}
         self._given: dict[str, str] = {}  # by this subscription
         self.taken: list[Delivery] = []
         self.gaps = 0
@@ -37,13 +39,17 @@ class View:
         view.gaps = self.gaps
         return view
 
+    def messages(self) -> dict[str, Delivery]:
+        """Each message whole, by serial, in the order of the serials."""
+        return dict(sorted(self._messages.items()))
+
     def texts(self) -> dict[str, Any]:
         """Data by serial, in the order of the serials."""
-        return {serial: self._messages[serial][1] for serial in sorted(self._messages)}
+        return {serial: message.data for serial, message in self.messages().items()}
 
     def length(self) -> int:
         """Of all text together."""
-        return sum(len(data) for _, data in self._messages.values() if isinstance(data, str))
+        return sum(len(message.data) for message in self._messages.values() if isinstance(message.data, str))
 
     def take(self, items: Sequence[Delivery | Gap]) -> None:
         """Take deliveries in.
@@ -56,18 +62,21 @@ class View:
                 self.gaps += 1
                 self._messages.clear()
                 self._given.clear()
-                continue
-            self.taken.append(item)
-            known = self._messages.get(item.serial)
-            assert item.action != "append" or known is not None, "a raw append to a message that was never met"
-            assert item.action == "append" or item.name, "a message without its name"
-            assert item.version > self._given.get(item.serial, ""), "a version that this subscription has given before"
-            self._given[item.serial] = item.version
-            if known is not None and item.version <= known[0]:
-                continue  # a newer version was there already: what a cursor taken early gives once more
-            if item.action == "append":
-                assert known is not None
-                assert isinstance(item.data, str)
-                self._messages[item.serial] = item.version, known[1] + item.data
             else:
-                self._messages[item.serial] = item.version, item.data
+                self._take(item)
+
+    def _take(self, item: Delivery) -> None:
+        self.taken.append(item)
+        known = self._messages.get(item.serial)
+        assert item.action != "append" or item.serial in self._given, "a raw append to a message that was never met"
+        assert item.action == "append" or item.name, "a message without its name"
+        assert item.version > self._given.get(item.serial, ""), "a version that this subscription has given before"
+        self._given[item.serial] = item.version
+        if known is not None and item.version <= known.version:
+            return  # a newer version was there already: what a cursor taken early gives once more
+        if item.action == "append":
+            assert known is not None
+            assert isinstance(known.data, str)
+            assert isinstance(item.data, str)
+            item = msgspec.structs.replace(item, name=known.name, data=known.data + item.data)
+        self._messages[item.serial] = item

@@ -1,0 +1,55 @@
+"""The model of `channel_model` on the channels that need no server."""
+
+import tempfile
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+
+from channel_model import ChannelMachine
+from stepwell.channels import MemoryChannels
+from stepwell.channels.sqlite import SqliteChannels
+from stepwell.wire import ChannelProvider
+
+COMMON = settings(
+    deadline=None,
+    max_examples=60,
+    stateful_step_count=40,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
+
+
+class MemoryMachine(ChannelMachine):
+    outlives = False
+
+    def open(self, retention: float | None) -> ChannelProvider:
+        return MemoryChannels(retention=retention, clock=self.clock)
+
+
+class SqliteMachine(ChannelMachine):
+    def open(self, retention: float | None) -> ChannelProvider:
+        if not hasattr(self, "directory"):
+            self.directory = tempfile.TemporaryDirectory()
+        return SqliteChannels(Path(self.directory.name) / "c.db", retention=retention, clock=self.clock)
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            if hasattr(self, "directory"):
+                self.directory.cleanup()
+
+
+class SqliteFullMachine(SqliteMachine):
+    def open(self, retention: float | None) -> ChannelProvider:
+        if not hasattr(self, "directory"):
+            self.directory = tempfile.TemporaryDirectory()
+        path = Path(self.directory.name) / "c.db"
+        return SqliteChannels(path, synchronous="full", retention=retention, clock=self.clock)
+
+
+TestMemory = MemoryMachine.TestCase
+TestMemory.settings = settings(COMMON, max_examples=150)
+TestSqlite = SqliteMachine.TestCase
+TestSqlite.settings = COMMON
+TestSqliteFull = SqliteFullMachine.TestCase
+TestSqliteFull.settings = settings(COMMON, max_examples=10)
