@@ -4,11 +4,21 @@ The servers are started when the first test asks for one, shared by all tests of
 that stops or configures one starts its own: `servers.start_redis()`.
 """
 
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 
 import pytest
 
-from servers import PostgresServer, RedisServer, TemporalServer, start_postgres, start_redis, start_temporal
+from servers import (
+    AblyServer,
+    PostgresServer,
+    RedisServer,
+    TemporalServer,
+    start_ably,
+    start_postgres,
+    start_redis,
+    start_temporal,
+)
+from wire.bridge import Bridge, BridgeProcess
 
 
 @pytest.fixture(scope="session")
@@ -68,3 +78,24 @@ def temporal_server() -> Generator[TemporalServer]:
 def temporal_address(temporal_server: TemporalServer) -> str:
     """host:port of the shared server; tests keep apart by their task queues and workflow ids."""
     return temporal_server.address
+
+
+@pytest.fixture(scope="session")
+def ably_endpoint() -> Generator[AblyServer]:
+    """An endpoint for the real clients of Ably, in JavaScript and Python; tests keep apart by their channels' names."""
+    with start_ably() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def bridge_process() -> Generator[BridgeProcess]:
+    """Node with the unmodified JavaScript SDK."""
+    with BridgeProcess() as process:
+        yield process
+
+
+@pytest.fixture
+async def bridge(bridge_process: BridgeProcess) -> AsyncGenerator[Bridge]:
+    """JavaScript clients on channels of the test's own: see `wire.bridge`."""
+    async with Bridge(bridge_process) as bridge:
+        yield bridge

@@ -16,6 +16,8 @@ A server never outlives the process that started it, however that one ends. One 
 again: `check()` and leaving its block raise `ServerDied` with the end of its log.
 """
 
+from ._ably import AblyServer, start_ably
+from ._node import node
 from ._postgres import FAST, PostgresServer, postgres_server, start_postgres
 from ._process import Server, ServerDied, ServerNotStarted
 from ._redis import RedisServer, start_redis
@@ -23,13 +25,16 @@ from ._temporal import TemporalServer, start_temporal
 
 __all__ = [
     "FAST",
+    "AblyServer",
     "PostgresServer",
     "RedisServer",
     "Server",
     "ServerDied",
     "ServerNotStarted",
     "TemporalServer",
+    "node",
     "postgres_server",
+    "start_ably",
     "start_postgres",
     "start_redis",
     "start_temporal",

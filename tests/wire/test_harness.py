@@ -6,7 +6,8 @@ import json
 import subprocess
 from pathlib import Path
 
-from wire.node import TRACES, node
+from servers import node
+from wire.replay import TRACES
 
 
 def run(*command: str) -> str:

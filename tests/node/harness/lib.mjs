@@ -39,6 +39,11 @@ export class Ctx {
   history() { return this.hub.channel(this.channelName).history({ limit: 10000 }).items; }
 }
 
+/** What a client shows, as JSON. */
+export const shown = (session) => ({ messages: msgs(session.view), runs: session.view.runs().map(plain), hasOlder: session.view.hasOlder() });
+const plain = (run) => ({ ...JSON.parse(JSON.stringify(run)), ...(run.error ? { error: plainError(run.error) } : {}) });
+export const plainError = (e) => ({ code: e?.code, statusCode: e?.statusCode, message: e?.message ?? String(e) });
+
 export const msgs = (view) => view.getMessages().map(({ codecMessageId, message }) => ({ codecMessageId, message: JSON.parse(JSON.stringify(message)) }));
 export const text = (view) => view.getMessages().map(({ message }) => `${message.role}:${(message.parts ?? []).filter((p) => p.type === 'text').map((p) => p.text).join('|')}`);
 
