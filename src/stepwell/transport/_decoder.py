@@ -1,4 +1,4 @@
-"""Reads streams and single messages: SPEC 2.4 as a state per message.
+"""Reads streams and single messages: docs/wire.md 2.4 as a state per message.
 
 The decoder tells what a delivery adds to what was delivered before. It drops what it has seen (by version) and what
 comes after a stream was closed; everything else about order and duplicates is the conversation tree's.
@@ -6,32 +6,39 @@ comes after a stream was closed; everything else about order and duplicates is t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from stepwell.wire import Delivery, H, Headers, Name, codec_headers, transport_headers
 
 from ._codec import Decoded
 
-__all__ = ["DecoderHooks", "StreamDecoder", "StreamState"]
+__all__ = ["MAX_CLOSED", "DecoderHooks", "StreamDecoder", "StreamState"]
 
-NOTHING = Decoded()
+_log = logging.getLogger("stepwell.transport")
+
+MAX_CLOSED: Final = 4096
+"""Closed streams that are remembered, to drop what still comes for them. Of one that was closed that long ago nothing
+new comes: its writer's last word is its close, or a repair right behind it. What may come is a version that was
+delivered before, from history or a snapshot, and that the tree drops by its version."""
+
+_NOTHING: Final = Decoded()
 
 
 class StreamState:
-    """An open or closed stream.
+    """An open stream.
 
     Attributes:
         name: Of its message.
         stream_id: Of the codec.
-        codec: Headers of its start.
-        transport: The same.
+        transport: Headers of its start.
+        codec: The same.
         version: The newest seen.
-        closed: Nothing more is taken from it.
-        text: What was appended so far; dropped at the end.
+        memo: Free for the hooks.
     """
 
-    __slots__ = ("closed", "codec", "name", "parts", "stream_id", "transport", "version")
+    __slots__ = ("codec", "memo", "name", "parts", "stream_id", "transport", "version")
 
     def __init__(self, name: str, transport: Headers, codec: Headers, version: str) -> None:
         self.name = name
@@ -39,7 +46,7 @@ class StreamState:
         self.transport = transport
         self.codec = codec
         self.version = version
-        self.closed = False
+        self.memo: Any = None
         self.parts: list[str] = []
 
     @property
@@ -51,13 +58,13 @@ class StreamState:
 
 
 class DecoderHooks(Protocol):
-    """What a codec makes of it. Each returns events of the codec, none for what it does not know."""
+    """What a codec makes of it. Each returns events of the codec, none for what it does not know. Headers are text."""
 
-    def on_input(self, delivery: Delivery) -> Sequence[Any]:
+    def on_input(self, transport: Headers, codec: Headers, data: Any) -> Sequence[Any]:
         """An input, whole."""
         ...
 
-    def on_output(self, delivery: Delivery) -> Sequence[Any]:
+    def on_output(self, transport: Headers, codec: Headers, data: Any) -> Sequence[Any]:
         """An output that is no stream, whole."""
         ...
 
@@ -79,62 +86,89 @@ class StreamDecoder:
 
     def __init__(self, hooks: DecoderHooks) -> None:
         self._hooks = hooks
-        self._streams: dict[str, StreamState] = {}
+        self._open: dict[str, StreamState] = {}
+        self._closed: dict[str, None] = {}  # serials, oldest close first
 
     def decode(self, delivery: Delivery) -> Decoded:
         """See `Decoder.decode`."""
-        stream = self._streams.get(delivery.serial)
-        if stream is None:
+        stream = self._open.get(delivery.serial)
+        try:
+            if stream is not None:
+                return self._next(stream, delivery)
             return self._first(delivery)
-        if delivery.action == "create" or stream.closed or delivery.version <= stream.version:
-            return NOTHING
-        if delivery.action == "delete":
-            self._close(stream)
-            return NOTHING
+        except Exception:  # noqa: BLE001 - a codec's own functions on what anybody may have written
+            _log.warning("The message %s cannot be read by the codec.", delivery.serial, exc_info=True)
+            return _NOTHING
+
+    def _next(self, stream: StreamState, delivery: Delivery) -> Decoded:
+        """A mutation of an open stream."""
+        action = delivery.action
+        if action == "create" or delivery.version <= stream.version:
+            return _NOTHING
+        if action == "delete":
+            self._close(delivery.serial)
+            return _NOTHING
         stream.version = delivery.version
         text = delivery.data if isinstance(delivery.data, str) else ""
-        if delivery.action == "update":
+        if action == "update":
             known = stream.text
             if not text.startswith(known):
-                # Replaced by another text: readers of the reference keep what they show, and so do we. The next full
-                # version that goes on from here is told as what it adds.
+                # Replaced by another text. The reference says nothing about it, so its readers keep what they show,
+                # and so must ours: both look at the same conversation. (Writers here only ever replace a text by one
+                # that goes on from it.) The next full version that goes on from this one is told as what it adds.
                 stream.parts = [text]
-                stream.codec, stream.transport = codec_headers(delivery.extras), transport_headers(delivery.extras)
-                return NOTHING
+                stream.codec = _texts(codec_headers(delivery.extras))
+                stream.transport = _texts(transport_headers(delivery.extras))
+                return _NOTHING
             text = text[len(known) :]
         return Decoded(outputs=self._go_on(stream, text, delivery))
 
     def _first(self, delivery: Delivery) -> Decoded:
-        """A message that this session has not met, or no stream."""
-        name, transport = delivery.name, transport_headers(delivery.extras)
-        if delivery.action in ("append", "delete") or name not in (Name.INPUT, Name.OUTPUT):
-            return NOTHING  # an append without a name cannot be dispatched; its next full version can
+        """A message without an open stream."""
+        # An append without its message cannot be read: it has no name. The reference takes it for the beginning of a
+        # stream that it then never shows; here the message's next full version is read as what it is.
+        if delivery.action in ("append", "delete") or delivery.serial in self._closed:
+            return _NOTHING
+        name = delivery.name
+        if name not in (Name.INPUT, Name.OUTPUT):
+            return _NOTHING
+        transport, codec = _texts(transport_headers(delivery.extras)), _texts(codec_headers(delivery.extras))
         if transport.get(H.STREAM) != "true":
             if name == Name.INPUT:
-                return Decoded(inputs=self._hooks.on_input(delivery))
-            return Decoded(outputs=self._hooks.on_output(delivery))
-        stream = StreamState(name, transport, codec_headers(delivery.extras), delivery.version)
-        self._streams[delivery.serial] = stream
+                return Decoded(inputs=self._hooks.on_input(transport, codec, delivery.data))
+            return Decoded(outputs=self._hooks.on_output(transport, codec, delivery.data))
+        stream = StreamState(name, transport, codec, delivery.version)
+        self._open[delivery.serial] = stream
         started = self._hooks.on_start(stream)
         if delivery.action == "create":
-            return Decoded(outputs=started)  # text in a create is not shown live, and must not be written
+            # Text in a create is not shown live (and must not be written): the reference ignores it. Whoever comes
+            # later gets it with the full version.
+            return Decoded(outputs=started)
         text = delivery.data if isinstance(delivery.data, str) else ""
         return Decoded(outputs=[*started, *self._go_on(stream, text, delivery)])
 
-    def _go_on(self, stream: StreamState, text: str, delivery: Delivery) -> list[Any]:
-        events: list[Any] = []
+    def _go_on(self, stream: StreamState, text: str, delivery: Delivery) -> Sequence[Any]:
+        status = transport_headers(delivery.extras).get(H.STATUS)
+        events: Sequence[Any] = ()
         if text:
             stream.parts.append(text)
-            events.extend(self._hooks.on_delta(stream, text))
-        status = transport_headers(delivery.extras).get(H.STATUS)
+            events = self._hooks.on_delta(stream, text)
         if status == "complete":
-            events.extend(self._hooks.on_end(stream, codec_headers(delivery.extras)))
-        if status in ("complete", "cancelled"):
-            self._close(stream)
+            self._close(delivery.serial)
+            events = [*events, *self._hooks.on_end(stream, _texts(codec_headers(delivery.extras)))]
+        elif status == "cancelled":
+            self._close(delivery.serial)
         return events
 
-    @staticmethod
-    def _close(stream: StreamState) -> None:
-        stream.closed = True
-        stream.parts = []
-        stream.codec = stream.transport = {}
+    def _close(self, serial: str) -> None:
+        del self._open[serial]
+        self._closed[serial] = None
+        if len(self._closed) > MAX_CLOSED:
+            del self._closed[next(iter(self._closed))]
+
+
+def _texts(headers: Headers) -> Headers:
+    """Without what is no text, which other writers may have put there: a real `true` is not `"true"`."""
+    if all(type(value) is str for value in headers.values()):
+        return headers
+    return {key: value for key, value in headers.items() if type(value) is str}

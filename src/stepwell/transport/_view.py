@@ -267,7 +267,7 @@ class View(Generic[M, P]):
             run_id: Go on with this suspended run; None begins a new one.
             parent: The message before; by default the last one shown, and none with `fork_of`.
             fork_of: The input that is replaced.
-            role: `assistant` for the result of a tool that begins a new run (see `tool_result_fork`).
+            role: `assistant` for the result of a tool that begins a new run (see `create_tool_result_fork`).
             supersedes: The run that such a fork replaces.
 
         Returns:

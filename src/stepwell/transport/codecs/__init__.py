@@ -1,26 +1,34 @@
-"""Codecs: UI messages and plain text, and what one of one's own is made of (`stepwell.transport.Codec`)."""
+"""Codecs: UI messages and plain text, and what one of one's own is made of: a `TableCodec` with an `EventTable`."""
 
 from ._fields import Field, choice, flag, json_value, text
-from ._table import EventTable, InputEvent, Output, Repair, Stream, TableEncoder
+from ._outcome import FinishReason, RunOutcome, run_outcome
+from ._table import EventTable, Input, Output, Repair, Stream, UserMessage
+from ._table_codec import TableCodec, TableEncoder
+from ._ui_fold import UIMessage, UIPart
 from .text import TextCodec, TextMessage
-from .ui import FinishReason, UIMessage, UIMessageCodec, tool_result_fork
+from .ui import UIMessageCodec, create_tool_result_fork
 
 __all__ = [
     "EventTable",
     "Field",
     "FinishReason",
-    "InputEvent",
+    "Input",
     "Output",
     "Repair",
+    "RunOutcome",
     "Stream",
+    "TableCodec",
     "TableEncoder",
     "TextCodec",
     "TextMessage",
     "UIMessage",
     "UIMessageCodec",
+    "UIPart",
+    "UserMessage",
     "choice",
+    "create_tool_result_fork",
     "flag",
     "json_value",
+    "run_outcome",
     "text",
-    "tool_result_fork",
 ]

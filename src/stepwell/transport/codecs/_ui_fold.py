@@ -8,64 +8,88 @@ short one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from functools import partial
+from typing import Any, NotRequired, TypeAlias, TypedDict, cast
 
 import msgspec
 
 from stepwell.transport._codec import CodecMessage
 
-__all__ = ["UIMessage", "UIProjection", "fold_chunk", "fold_input"]
+__all__ = ["UIMessage", "UIPart", "UIProjection", "fold_chunk", "fold_input", "parse_input"]
 
-UIMessage: TypeAlias = dict[str, Any]
-"""`{"id", "role", "parts": [...], "metadata"?}`, as the AI SDK has it."""
+UIPart: TypeAlias = dict[str, Any]
+"""A part of a message, as the AI SDK has it: an object with a `type` and what belongs to it. The types are `text`,
+`reasoning`, `step-start`, `tool-<name>`, `dynamic-tool`, `file`, `source-url`, `source-document` and `data-<name>`."""
 
-Part: TypeAlias = dict[str, Any]
+
+class UIMessage(TypedDict):
+    """A message, as the AI SDK has it.
+
+    Attributes:
+        id: The application's id; of an assistant's message what its `start` says, else its `codec-message-id`.
+        role: `user`, `assistant` or `system`.
+        parts: What it consists of, in order.
+        metadata: Whatever the writer adds.
+    """
+
+    id: str
+    role: str
+    parts: list[UIPart]
+    metadata: NotRequired[Any]
+
+
 Chunk: TypeAlias = Mapping[str, Any]
+Change: TypeAlias = Callable[[UIPart], UIPart]
+
+
+class _Tool:
+    """Where a tool's part is, and its input as text while that streams."""
+
+    __slots__ = ("input", "place")
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self.input: list[str] = []
 
 
 class _Message:
     """A message under construction."""
 
-    __slots__ = (
-        "id",
-        "in_step",
-        "known",
-        "message_id",
-        "metadata",
-        "parts",
-        "pieces",
-        "reasoning",
-        "role",
-        "text",
-        "tools",
-    )
+    __slots__ = ("id", "in_step", "known", "message_id", "metadata", "open", "parts", "pieces", "role", "tools")
 
-    def __init__(self, message_id: str, role: str, parts: Sequence[Part] = ()) -> None:
+    def __init__(self, message_id: str, role: str, parts: Sequence[UIPart] = ()) -> None:
         self.message_id = message_id
         self.id = message_id
         self.role = role
-        self.parts: list[Part] = list(parts)
+        self.parts = list(parts)
         self.metadata: Any = None
-        self.known: CodecMessage[UIMessage] | None = None
         self.in_step = False
-        self.text: dict[str, int] = {}  # open text by chunk id: which part
-        self.reasoning: dict[str, int] = {}
-        self.tools: dict[str, tuple[int, list[str]]] = {}  # by call id: which part, and its input as text
+        self.open: dict[tuple[str, str], int] = {}  # text and reasoning that streams: which part
         self.pieces: dict[int, list[str]] = {}  # text that is not in its part yet
+        self.tools: dict[str, _Tool] = {}  # by call id
+        self.known: CodecMessage[UIMessage] | None = None  # given out, and still true
 
-    def add(self, part: Part) -> int:
+    def add(self, part: UIPart) -> int:
         self.parts.append(part)
         return len(self.parts) - 1
 
-    def tool(self, call_id: str) -> tuple[int, Part] | None:
-        found = self.tools.get(call_id)
-        return None if found is None else (found[0], self.parts[found[0]])
+    def add_tool(self, call_id: str, part: UIPart) -> None:
+        self.tools[call_id] = _Tool(self.add(part))
+
+    def change_tool(self, call_id: str, change: Change) -> bool:
+        """Whether there is such a tool."""
+        tool = self.tools.get(call_id)
+        if tool is None:
+            return False
+        self.parts[tool.place] = change(self.parts[tool.place])
+        self.known = None
+        return True
 
     def snapshot(self) -> CodecMessage[UIMessage]:
         if self.known is None:
-            for index, pieces in self.pieces.items():
-                part = self.parts[index]
-                self.parts[index] = {**part, "text": part["text"] + "".join(pieces)}
+            for place, pieces in self.pieces.items():
+                part = self.parts[place]
+                self.parts[place] = {**part, "text": part["text"] + "".join(pieces)}
             self.pieces.clear()
             message: UIMessage = {"id": self.id, "role": self.role, "parts": list(self.parts)}
             if self.metadata is not None:
@@ -81,45 +105,40 @@ class UIProjection:
 
     def __init__(self) -> None:
         self.by_id: dict[str, _Message] = {}
-        self.pending: list[tuple[str, str, Callable[[Part], Part]]] = []
+        self.pending: list[tuple[str, str, Change]] = []  # what clients said about tools that are not there yet
 
     def messages(self) -> list[CodecMessage[UIMessage]]:
         """All, in order."""
         return [message.snapshot() for message in self.by_id.values()]
 
     def assistant(self, message_id: str) -> _Message:
-        """The message of this id, made if there is none."""
+        """The message of this id, made if there is none. It is about to change."""
         message = self.by_id.get(message_id)
         if message is None:
             message = self.by_id[message_id] = _Message(message_id, "assistant")
         message.known = None
         return message
 
-    def resolve(self, message_id: str, call_id: str, change: Callable[[Part], Part]) -> None:
+    def resolve(self, message_id: str, call_id: str, change: Change) -> None:
         """Change a tool's part; wait for it if it is not there yet."""
-        if not self._changed(message_id, call_id, change):
+        if not self._resolved(message_id, call_id, change):
             self.pending.append((message_id, call_id, change))
 
     def retry(self) -> None:
         """Try again what waits."""
-        self.pending = [item for item in self.pending if not self._changed(*item)]
+        self.pending = [item for item in self.pending if not self._resolved(*item)]
 
-    def _changed(self, message_id: str, call_id: str, change: Callable[[Part], Part]) -> bool:
+    def _resolved(self, message_id: str, call_id: str, change: Change) -> bool:
         message = self.by_id.get(message_id)
-        found = message.tool(call_id) if message is not None else None
-        if message is None or found is None:
-            return False
-        message.parts[found[0]] = change(found[1])
-        message.known = None
-        return True
+        return message is not None and message.change_tool(call_id, change)
 
 
-# --- tools ------------------------------------------------------------------------------------------------------------
+# --- a tool's part through its states ---------------------------------------------------------------------------------
 
 
-def _base(source: Mapping[str, Any], kind: str) -> Part:
+def _identity(source: Mapping[str, Any], kind: str) -> UIPart:
     """What a tool's part keeps through all its states."""
-    part: Part = {"type": kind, "toolCallId": source["toolCallId"]}
+    part: UIPart = {"type": kind, "toolCallId": source["toolCallId"]}
     if kind == "dynamic-tool":
         part["toolName"] = source.get("toolName", "")
     for key in ("title", "providerExecuted"):
@@ -128,136 +147,145 @@ def _base(source: Mapping[str, Any], kind: str) -> Part:
     return part
 
 
-def _new_tool(chunk: Chunk) -> Part:
-    return _base(chunk, "dynamic-tool" if chunk.get("dynamic") else f"tool-{chunk.get('toolName', '')}")
+def _new_tool(chunk: Chunk, state: str, **more: Any) -> UIPart:
+    kind = "dynamic-tool" if chunk.get("dynamic") else f"tool-{chunk.get('toolName', '')}"
+    return {**_identity(chunk, kind), "state": state, **more}
 
 
-def _state(part: Part, state: str, **more: Any) -> Part:
-    """The part in another state, with its input and what the state adds."""
-    changed = {**_base(part, part["type"]), "state": state}
-    if "input" in part:
-        changed["input"] = part["input"]
-    return {**changed, **more}
+def _with_input(part: UIPart, state: str, given: Mapping[str, Any], **more: Any) -> UIPart:
+    """The part in another state, with the input that `given` has, if any."""
+    return {**_identity(part, part["type"]), "state": state, **_pick(given, "input"), **more}
 
 
-def _available(output: Mapping[str, Any]) -> Callable[[Part], Part]:
-    more = {key: output[key] for key in ("output", "preliminary") if key in output}
-    return lambda part: _state(part, "output-available", **more)
+def _pick(source: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: source[key] for key in keys if key in source}
 
 
-def _failed(text: str) -> Callable[[Part], Part]:
-    return lambda part: _state(part, "output-error", errorText=text)
+def _available(source: Mapping[str, Any]) -> Change:
+    more = _pick(source, "output", "preliminary")
+    return lambda part: _with_input(part, "output-available", part, **more)
 
 
-def _requested(approval_id: str) -> Callable[[Part], Part]:
-    return lambda part: _state(part, "approval-requested", approval={"id": approval_id})
+def _failed(text: str) -> Change:
+    return lambda part: _with_input(part, "output-error", part, errorText=text)
 
 
-def _denied(part: Part) -> Part:
-    return _state(part, "output-denied", approval={"id": "", "approved": False})
+def _requested(chunk: Chunk) -> Change:
+    return lambda part: _with_input(part, "approval-requested", part, approval={"id": chunk.get("approvalId", "")})
 
 
-def _answered(event: Mapping[str, Any]) -> Callable[[Part], Part]:
+def _denied(part: UIPart) -> UIPart:
+    return _with_input(part, "output-denied", part, approval={"id": "", "approved": False})
+
+
+def _answered(event: Mapping[str, Any]) -> Change:
+    """An approval; a rejection is a denial, whose reason is not shown."""
     if not event.get("approved"):
         return _denied
-    reason = {"reason": event["reason"]} if "reason" in event else {}
 
-    def change(part: Part) -> Part:
+    def change(part: UIPart) -> UIPart:
         asked: Mapping[str, Any] = part.get("approval") or {}
-        return _state(part, "approval-responded", approval={"id": asked.get("id", ""), "approved": True, **reason})
+        approval = {"id": asked.get("id", ""), "approved": True, **_pick(event, "reason")}
+        return _with_input(part, "approval-responded", part, approval=approval)
 
     return change
 
 
-def parse_input(text: str) -> Any:
-    """A tool's input from its text: the JSON value, the text if it is none, None if it is empty."""
+def parse_input(text: str) -> dict[str, Any]:
+    """A tool's `input` from all its text: the JSON value; the text if it is none; nothing if it is empty."""
     if not text:
-        return None
+        return {}
     try:
-        return msgspec.json.decode(text)
+        return {"input": msgspec.json.decode(text)}
     except (msgspec.DecodeError, RecursionError):
-        return text
+        return {"input": text}
 
 
-# --- outputs ----------------------------------------------------------------------------------------------------------
+_CLOSERS = {"{": "}", "[": "]", '"': '"'}
 
 
-def _text(projection: UIProjection, chunk: Chunk, message_id: str) -> None:
-    message = projection.assistant(message_id)
-    kind, _, phase = chunk["type"].partition("-")
-    places = message.text if kind == "text" else message.reasoning
-    if phase == "start":
-        places[chunk["id"]] = message.add({"type": kind, "text": ""})
-    elif phase == "delta":
-        place = places.get(chunk["id"])
-        if place is not None:
-            message.pieces.setdefault(place, []).append(chunk["delta"])
-    else:
-        places.pop(chunk["id"], None)
-
-
-def _tool_input(projection: UIProjection, chunk: Chunk, message_id: str) -> None:
-    message = projection.assistant(message_id)
-    call_id, kind = chunk["toolCallId"], chunk["type"]
-    if kind == "tool-input-start":
-        message.tools[call_id] = message.add({**_new_tool(chunk), "state": "input-streaming"}), []
-        return
-    given = {"input": chunk["input"]} if chunk.get("input") is not None else {}
-    found = message.tools.get(call_id)
-    if kind == "tool-input-error":
-        failed = {"state": "output-error", **given, "errorText": chunk.get("errorText", "")}
-        if found is None:
-            message.tools[call_id] = message.add({**_new_tool(chunk), **failed}), []
-        else:
-            part = message.parts[found[0]]
-            message.parts[found[0]] = {**_base(part, part["type"]), **failed}
-    elif found is not None:
-        place, texts = found
-        part = message.parts[place]
-        changed = {**_base(part, part["type"]), "state": "input-available", **given}
-        if kind == "tool-input-delta":
-            texts.append(chunk["inputTextDelta"])
-            changed = {**changed, "state": "input-streaming", **_so_far(texts)}
-        message.parts[place] = changed
-
-
-def _so_far(texts: list[str]) -> Part:
-    """The input as far as it has come, where that is JSON already."""
-    if not texts[-1].rstrip().endswith(("}", "]", '"', "e", "l", *"0123456789")):
-        return {}  # cannot be whole: parsing all of it each time would be quadratic
+def _input_so_far(texts: list[str]) -> dict[str, Any]:
+    """A tool's input while it streams: shown where its text is JSON already."""
+    closer = _CLOSERS.get(texts[0].lstrip()[:1])
+    if closer is not None and not texts[-1].rstrip().endswith(closer):
+        return {}  # not whole for sure: parsing all of it with every delta would be quadratic
     try:
         return {"input": msgspec.json.decode("".join(texts))}
     except (msgspec.DecodeError, RecursionError):
         return {}
 
 
-def _tool_output(projection: UIProjection, chunk: Chunk, message_id: str) -> None:
-    """Results are found in the whole run; requests and denials only in their own message."""
-    kind, call_id = chunk["type"], chunk["toolCallId"]
-    if kind in ("tool-output-available", "tool-output-error"):
-        change = _available(chunk) if kind == "tool-output-available" else _failed(chunk.get("errorText", ""))
-        owner = next((message for message in projection.by_id.values() if call_id in message.tools), None)
+# --- outputs ----------------------------------------------------------------------------------------------------------
+
+
+def _text_start(kind: str, projection: UIProjection, chunk: Chunk, message_id: str) -> None:
+    message = projection.assistant(message_id)
+    message.open[kind, chunk["id"]] = message.add({"type": kind, "text": ""})
+
+
+def _text_delta(kind: str, projection: UIProjection, chunk: Chunk, message_id: str) -> None:
+    message = projection.assistant(message_id)
+    place = message.open.get((kind, chunk["id"]))
+    if place is None:
+        return
+    pieces = message.pieces.get(place)
+    if pieces is None:
+        message.pieces[place] = [chunk["delta"]]
     else:
-        owner = projection.assistant(message_id)
-        change = _denied if kind == "tool-output-denied" else _requested(chunk.get("approvalId", ""))
-    found = owner.tool(call_id) if owner is not None else None
-    if owner is not None and found is not None:
-        owner.parts[found[0]] = change(found[1])
-        owner.known = None
+        pieces.append(chunk["delta"])
 
 
-_CONTENT = {
-    "file": ("mediaType", "url"),
-    "source-url": ("sourceId", "url", "title"),
-    "source-document": ("sourceId", "mediaType", "title", "filename"),
-}
+def _text_end(kind: str, projection: UIProjection, chunk: Chunk, message_id: str) -> None:
+    projection.assistant(message_id).open.pop((kind, chunk["id"]), None)
+
+
+def _input_start(projection: UIProjection, chunk: Chunk, message_id: str) -> None:
+    projection.assistant(message_id).add_tool(chunk["toolCallId"], _new_tool(chunk, "input-streaming"))
+
+
+def _input_delta(projection: UIProjection, chunk: Chunk, message_id: str) -> None:
+    message = projection.assistant(message_id)
+    tool = message.tools.get(chunk["toolCallId"])
+    if tool is not None:
+        tool.input.append(chunk["inputTextDelta"])
+        message.parts[tool.place] = _with_input(message.parts[tool.place], "input-streaming", _input_so_far(tool.input))
+
+
+def _input_available(projection: UIProjection, chunk: Chunk, message_id: str) -> None:
+    message = projection.assistant(message_id)
+    message.change_tool(chunk["toolCallId"], lambda part: _with_input(part, "input-available", chunk))
+
+
+def _input_error(projection: UIProjection, chunk: Chunk, message_id: str) -> None:
+    message, call_id, text = projection.assistant(message_id), chunk["toolCallId"], chunk.get("errorText", "")
+    if not message.change_tool(call_id, lambda part: _with_input(part, "output-error", chunk, errorText=text)):
+        message.add_tool(call_id, _new_tool(chunk, "output-error", **_pick(chunk, "input"), errorText=text))
+
+
+def _tool_output(projection: UIProjection, chunk: Chunk, message_id: str) -> None:
+    """A result is looked for in the whole run: it comes in a message of its own. The first message with the call."""
+    failed = chunk["type"] == "tool-output-error"
+    change = _failed(chunk.get("errorText", "")) if failed else _available(chunk)
+    for message in projection.by_id.values():
+        if message.change_tool(chunk["toolCallId"], change):
+            return
+
+
+def _tool_approval(projection: UIProjection, chunk: Chunk, message_id: str) -> None:
+    """A request or a denial: only in its own message."""
+    change = _denied if chunk["type"] == "tool-output-denied" else _requested(chunk)
+    projection.assistant(message_id).change_tool(chunk["toolCallId"], change)
+
+
+def _content(keys: Sequence[str], projection: UIProjection, chunk: Chunk, message_id: str) -> None:
+    projection.assistant(message_id).add(_pick(chunk, *keys))
 
 
 def _data(projection: UIProjection, chunk: Chunk, message_id: str) -> None:
     if chunk.get("transient"):
         return
     message = projection.assistant(message_id)
-    part = {key: chunk[key] for key in ("type", "id", "data") if chunk.get(key) is not None}
+    part = _pick(chunk, "type", "id", "data")
     if "id" in part:
         for place, known in enumerate(message.parts):
             if known["type"] == part["type"] and known.get("id") == part["id"]:
@@ -266,43 +294,78 @@ def _data(projection: UIProjection, chunk: Chunk, message_id: str) -> None:
     message.add(part)
 
 
-def _lifecycle(projection: UIProjection, chunk: Chunk, message_id: str) -> None:
-    kind = chunk["type"]
-    if kind == "start":
-        message = projection.assistant(message_id)
-        message.id = chunk.get("messageId", message.id)
-        message.metadata = chunk.get("messageMetadata", message.metadata)
-    elif kind == "start-step":
-        message = projection.assistant(message_id)
-        if not (message.in_step and "repaired" in chunk):
-            message.add({"type": "step-start"})
-            message.in_step = True
-    elif message_id in projection.by_id:
-        message = projection.assistant(message_id)
-        message.in_step = message.in_step and kind == "message-metadata"
-        if kind == "finish-step":
-            message.text.clear()
-            message.reasoning.clear()
-        else:
-            message.metadata = chunk.get("messageMetadata", message.metadata)
+def _start(projection: UIProjection, chunk: Chunk, message_id: str) -> None:
+    message = projection.assistant(message_id)
+    message.id = chunk.get("messageId", message.id)
+    message.metadata = chunk.get("messageMetadata", message.metadata)
+
+
+def _start_step(projection: UIProjection, chunk: Chunk, message_id: str) -> None:
+    message = projection.assistant(message_id)
+    # The decoder of somebody who joined in the middle adds a `start-step` that history then has in front of it.
+    if not (message.in_step and "repaired" in chunk):
+        message.add({"type": "step-start"})
+        message.in_step = True
+
+
+def _finish_step(projection: UIProjection, chunk: Chunk, message_id: str) -> None:
+    message = projection.by_id.get(message_id)
+    if message is not None:
+        message.in_step = False
+        message.open.clear()
+
+
+def _over(projection: UIProjection, chunk: Chunk, message_id: str) -> None:
+    """`finish`, `error` and `abort`: nothing of them is shown but the metadata of `finish`."""
+    message = projection.by_id.get(message_id)
+    if message is not None:
+        message.in_step = False
+        _metadata(projection, chunk, message_id)
+
+
+def _metadata(projection: UIProjection, chunk: Chunk, message_id: str) -> None:
+    if message_id in projection.by_id and "messageMetadata" in chunk:
+        projection.assistant(message_id).metadata = chunk["messageMetadata"]
+
+
+_FOLDS: Mapping[str, Callable[[UIProjection, Chunk, str], None]] = {
+    "text-start": partial(_text_start, "text"),
+    "text-delta": partial(_text_delta, "text"),
+    "text-end": partial(_text_end, "text"),
+    "reasoning-start": partial(_text_start, "reasoning"),
+    "reasoning-delta": partial(_text_delta, "reasoning"),
+    "reasoning-end": partial(_text_end, "reasoning"),
+    "tool-input-start": _input_start,
+    "tool-input-delta": _input_delta,
+    "tool-input-available": _input_available,
+    "tool-input-error": _input_error,
+    "tool-output-available": _tool_output,
+    "tool-output-error": _tool_output,
+    "tool-output-denied": _tool_approval,
+    "tool-approval-request": _tool_approval,
+    "file": partial(_content, ("type", "mediaType", "url")),
+    "source-url": partial(_content, ("type", "sourceId", "url", "title")),
+    "source-document": partial(_content, ("type", "sourceId", "mediaType", "title", "filename")),
+    "start": _start,
+    "start-step": _start_step,
+    "finish-step": _finish_step,
+    "finish": _over,
+    "error": _over,
+    "abort": _over,
+    "message-metadata": _metadata,
+}
 
 
 def fold_chunk(projection: UIProjection, chunk: Chunk, message_id: str) -> None:
-    """Take an output in. `error` and `abort` change nothing, and neither does what is not known."""
+    """Take an output in. One without a message, and one that is not known, has nowhere to go."""
+    if not message_id:
+        return
     kind: str = chunk["type"]
-    if kind.startswith(("text-", "reasoning-")):
-        _text(projection, chunk, message_id)
-    elif kind.startswith("tool-input-"):
-        _tool_input(projection, chunk, message_id)
-    elif kind.startswith("tool-"):
-        _tool_output(projection, chunk, message_id)
+    fold = _FOLDS.get(kind)
+    if fold is not None:
+        fold(projection, chunk, message_id)
     elif kind.startswith("data-"):
         _data(projection, chunk, message_id)
-    elif kind in _CONTENT:
-        keys = ("type", *_CONTENT[kind])
-        projection.assistant(message_id).add({key: chunk[key] for key in keys if key in chunk})
-    elif kind in ("start", "start-step", "finish-step", "finish", "message-metadata"):
-        _lifecycle(projection, chunk, message_id)
     if projection.pending:
         projection.retry()
 
@@ -314,27 +377,29 @@ def fold_input(projection: UIProjection, event: Mapping[str, Any], message_id: s
     """Take an input in; `regenerate` says nothing about content."""
     kind = event["kind"]
     if kind == "user-message":
-        _user(projection, event["message"], message_id)
+        _user(projection, event["message"], message_id or event["message"]["id"])
     elif kind in ("tool-result", "tool-result-error", "tool-approval-response"):
-        target, call_id = event["codecMessageId"], event["toolCallId"]
+        target = event["codecMessageId"]
         _seed(projection, target, event.get("forkSeed"))
-        if kind == "tool-result":
-            change = _available({key: event[key] for key in ("output",) if key in event})
-        else:
-            change = _answered(event) if kind == "tool-approval-response" else _failed(event.get("message", ""))
-        projection.resolve(target, call_id, change)
+        projection.resolve(target, event["toolCallId"], _said(kind, event))
     if projection.pending:
         projection.retry()
 
 
+def _said(kind: str, event: Mapping[str, Any]) -> Change:
+    if kind == "tool-result":
+        return _available(_pick(event, "output"))
+    return _answered(event) if kind == "tool-approval-response" else _failed(event.get("message", ""))
+
+
 def _user(projection: UIProjection, given: UIMessage, message_id: str) -> None:
-    known = projection.by_id.get(message_id)
-    if known is None:
-        known = projection.by_id[message_id] = _Message(message_id, given["role"])
-        known.id = given["id"]
-        known.metadata = given.get("metadata")
-    known.parts.extend(given["parts"])
-    known.known = None
+    message = projection.by_id.get(message_id)
+    if message is None:
+        message = projection.by_id[message_id] = _Message(message_id, given["role"])
+        message.id = given["id"]
+        message.metadata = given.get("metadata")
+    message.parts.extend(given["parts"])
+    message.known = None
 
 
 def _seed(projection: UIProjection, target: str, seed: Any) -> None:
@@ -350,5 +415,11 @@ def _seed(projection: UIProjection, target: str, seed: Any) -> None:
         message.metadata = given.get("metadata")
         projection.by_id[message_id] = message
         for place, part in enumerate(message.parts):
-            if part["type"] == "dynamic-tool" or part["type"].startswith("tool-"):
-                message.tools[part["toolCallId"]] = place, []
+            if is_tool(part):
+                message.tools[part["toolCallId"]] = _Tool(place)
+
+
+def is_tool(part: UIPart) -> bool:
+    """Whether a part is a tool's."""
+    named = part["type"] == "dynamic-tool" or part["type"].startswith("tool-")
+    return named and "toolCallId" in part and "state" in part

@@ -1,169 +1,123 @@
 """The codec of plain text: outputs are pieces of text, a message is a role and a text.
 
-On the wire the pieces of one `pipe` or `send` are one stream of kind `text` with the id `text`; an input is one
-message of kind `user-message` whose data is the text.
+On the wire the pieces of one `pipe` or `send` are one stream of kind `text` with the stream-id `text`; what a user says
+is one message of kind `user-message` with part type `text` whose data is the text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar
 
-from stepwell._clock import Clock
 from stepwell.errors import MisuseError
-from stepwell.transport._codec import CodecMessage, Decoder, Direction, Encoder, EncoderWriter, FoldMeta, OpenOutput
-from stepwell.wire import Delivery, H, Headers, Name, WireMessage, codec_headers, make_extras, transport_headers
+from stepwell.transport._codec import CodecMessage, Direction, Encoder, EncoderWriter, FoldMeta, OpenOutput
 
-from ._fields import text
-from ._table import KIND, Event, EventTable, InputEvent, Stream, TableEncoder
+from ._table import Event, EventTable, Output, Stream, UserMessage
+from ._table_codec import TableCodec
 
 __all__ = ["TextCodec", "TextMessage"]
-
-_STREAM = "text"
 
 
 @dataclass(frozen=True, slots=True)
 class TextMessage:
-    """A message: who said what."""
+    """A message: who said what.
 
-    role: Literal["user", "assistant"] | str
+    Attributes:
+        role: `user` or `assistant`.
+        text: All of it so far.
+    """
+
+    role: str
     text: str
 
 
-def _decode_user(delivery: Delivery) -> Event | None:
-    if codec_headers(delivery.extras).get(KIND) != "user-message":
-        return None
-    role = transport_headers(delivery.extras).get(H.ROLE, "user")
-    return {
-        "kind": "user-message",
-        "message": TextMessage(role, delivery.data if isinstance(delivery.data, str) else ""),
-    }
-
-
 _TABLE = EventTable(
-    (Stream(kind="text", start="begin", delta="piece", end="end", delta_key="text", fields=(text("id"),)),),
-    (InputEvent(kind="regenerate", wire_only=True),),
-    decode_user=_decode_user,
+    (Stream(kind="text", start="begin", delta="piece", end="end", delta_key="text", only="text"),),
+    user=UserMessage(
+        parts=(
+            Output(
+                type="text",
+                encode=lambda part: part["text"],
+                decode=lambda data: {"text": data if isinstance(data, str) else ""},
+            ),
+        ),
+        explode=lambda message: [{"type": "text", "text": message.text}],
+        assemble=lambda part, codec, role: TextMessage(role, part["text"]),
+        role=lambda message: message.role,
+    ),
 )
 
 
-class _Projection:
-    """Texts by message, in pieces."""
+class _Message:
+    """A message whose text is joined when somebody asks for it."""
 
-    __slots__ = ("pieces", "roles")
+    __slots__ = ("known", "pieces", "role")
 
-    def __init__(self) -> None:
-        self.roles: dict[str, str] = {}
-        self.pieces: dict[str, list[str]] = {}
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self.pieces: list[str] = []
+        self.known: TextMessage | None = None
 
-    def add(self, message_id: str, role: str, piece: str) -> None:
-        self.roles.setdefault(message_id, role)
-        self.pieces.setdefault(message_id, []).append(piece)
+    def add(self, piece: str) -> None:
+        self.pieces.append(piece)
+        self.known = None
 
-    def messages(self) -> list[CodecMessage[TextMessage]]:
-        for pieces in self.pieces.values():
-            if len(pieces) > 1:
-                pieces[:] = ["".join(pieces)]
-        return [
-            CodecMessage(message_id, TextMessage(self.roles[message_id], "".join(pieces)))
-            for message_id, pieces in self.pieces.items()
-        ]
+    def snapshot(self) -> TextMessage:
+        if self.known is None:
+            self.pieces = ["".join(self.pieces)]
+            self.known = TextMessage(self.role, self.pieces[0])
+        return self.known
 
 
-class TextCodec:
-    """Plain text; see the module. It has no tools.
+TextProjection = dict[str, _Message]
 
-    Args:
-        clock: For the roll-up window.
-    """
+
+class TextCodec(TableCodec[TextMessage, TextProjection]):
+    """Plain text; see the module. It has no tools."""
 
     tag = "stepwell-text"
+    table: ClassVar = _TABLE
 
-    def __init__(self, *, clock: Clock | None = None) -> None:
-        self._clock = clock
-
-    def init(self) -> _Projection:
+    def init(self) -> TextProjection:
         """See `Codec.init`."""
-        return _Projection()
+        return {}
 
-    def fold(self, projection: _Projection, direction: Direction, event: Any, meta: FoldMeta) -> _Projection:
+    def fold(self, projection: TextProjection, direction: Direction, event: Any, meta: FoldMeta) -> TextProjection:
         """See `Codec.fold`."""
         if direction == "output":
-            projection.add(meta.message_id, "assistant", event.get("text", ""))
+            message = projection.setdefault(meta.message_id, _Message("assistant"))
+            if event["type"] == "piece":
+                message.add(event["text"])
         elif event["kind"] == "user-message":
-            projection.add(meta.message_id, event["message"].role, event["message"].text)
+            said: TextMessage = event["message"]
+            projection.setdefault(meta.message_id, _Message(said.role)).add(said.text)
         return projection
 
-    def get_messages(self, projection: _Projection) -> Sequence[CodecMessage[TextMessage]]:
+    def get_messages(self, projection: TextProjection) -> Sequence[CodecMessage[TextMessage]]:
         """See `Codec.get_messages`."""
-        return projection.messages()
-
-    def create_decoder(self) -> Decoder:
-        """See `Codec.create_decoder`."""
-        return _TABLE.create_decoder()
+        return [CodecMessage(message_id, message.snapshot()) for message_id, message in projection.items()]
 
     def create_encoder(
         self, writer: EncoderWriter, open_output: OpenOutput, *, message_id: str, roll_up: float = 0.02
     ) -> Encoder:
         """See `Codec.create_encoder`."""
-        table = TableEncoder(_TABLE, writer, open_output, message_id=message_id, roll_up=roll_up, clock=self._clock)
-        return _TextEncoder(table)
-
-    def encode_input(self, event: Any, headers: Headers) -> list[WireMessage]:
-        """See `Codec.encode_input`."""
-        if event.get("kind") != "user-message":
-            return _TABLE.encode_input(event, headers)
-        message: TextMessage = event["message"]
-        transport = {**headers, H.ROLE: message.role, H.STREAM: "false", H.DISCRETE: "true"}
-        extras = make_extras(transport, {KIND: "user-message"})
-        return [WireMessage(name=Name.INPUT, data=message.text, extras=extras)]
-
-    def is_new_message(self, event: Any) -> bool:
-        """See `Codec.is_new_message`."""
-        return event.get("kind") == "user-message"
-
-    def target_of(self, event: Any) -> str | None:
-        """See `Codec.target_of`."""
-        return None
+        return _TextEncoder(super().create_encoder(writer, open_output, message_id=message_id, roll_up=roll_up))
 
     def create_user_message(self, message: TextMessage | str) -> Event:
-        """See `Codec.create_user_message`; text is what a user says."""
-        return {
-            "kind": "user-message",
-            "message": TextMessage("user", message) if isinstance(message, str) else message,
-        }
-
-    def create_regenerate(self, target: str, parent: str | None) -> Event:
-        """See `Codec.create_regenerate`."""
-        return {"kind": "regenerate", "target": target, "parent": parent}
-
-    def create_tool_result(self, target: str, tool_call_id: str, output: Any) -> Event:
-        """Raises `MisuseError`."""
-        raise _no_tools()
-
-    def create_tool_result_error(self, target: str, tool_call_id: str, message: str) -> Event:
-        """Raises `MisuseError`."""
-        raise _no_tools()
-
-    def create_tool_approval_response(
-        self, target: str, tool_call_id: str, *, approved: bool, reason: str | None = None
-    ) -> Event:
-        """Raises `MisuseError`."""
-        raise _no_tools()
-
-
-def _no_tools() -> MisuseError:
-    return MisuseError("Plain text has no tools: use UIMessageCodec.")
+        """The input for something that a user says: a message, or its text."""
+        return super().create_user_message(TextMessage("user", message) if isinstance(message, str) else message)
 
 
 class _TextEncoder:
-    """One stream, opened by the first piece and closed by `close`, so that what ends well is closed as complete."""
+    """Text that opens its stream with the first piece and closes it with the last."""
 
-    def __init__(self, table: TableEncoder) -> None:
+    def __init__(self, table: Encoder) -> None:
         self._table = table
         self._open = False
         self.run = table.run
+        self.cancel_streams = table.cancel_streams
+        self.close = table.close
 
     @property
     def has_output(self) -> bool:
@@ -175,21 +129,12 @@ class _TextEncoder:
         if not isinstance(output, str):
             raise MisuseError(f"An output of plain text is text, not a {type(output).__name__}.")
         if not self._open:
+            await self._table.publish_output({"type": "begin"})
             self._open = True
-            await self._table.publish_output({"type": "begin", "id": _STREAM})
-        await self._table.publish_output({"type": "piece", "id": _STREAM, "text": output})
+        await self._table.publish_output({"type": "piece", "text": output})
 
     async def finish(self) -> None:
         """The source came to its end: the text is complete."""
         if self._open:
             self._open = False
-            await self._table.publish_output({"type": "end", "id": _STREAM})
-
-    async def cancel_streams(self) -> None:
-        """See `Encoder.cancel_streams`."""
-        self._open = False
-        await self._table.cancel_streams()
-
-    async def close(self) -> None:
-        """See `Encoder.close`."""
-        await self._table.close()
+            await self._table.publish_output({"type": "end"})
