@@ -279,6 +279,7 @@ class AgentRun(Generic[M]):
             result = await step.pipe(source, message_id=message_id)
             try:
                 await step.settle(STEP_REASONS[result.reason])
+                await step.caught_up()
             except ChannelError as error:
                 step.abandon()
                 self._core.report(error)

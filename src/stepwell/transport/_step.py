@@ -106,6 +106,7 @@ class RunStep(Generic[M]):
         self._attempt = str(uuid4())  # tells a lost acknowledgement of this start from another attempt
         self._state: Literal["new", "open", "over"] = "new"
         self._serial: str | None = None  # of that start
+        self._end_serial: str | None = None
         self._opening = anyio.Lock()
         self._closing = anyio.Lock()
         self._failed = False
@@ -237,6 +238,7 @@ class RunStep(Generic[M]):
         if self._state != "over" and self._pipers:
             raise self._core.misuse("step.end() while its `pipe` is running: await it first.")
         await self.settle(reason or self._derived())
+        await self.caught_up()
 
     async def __aenter__(self) -> RunStep[M]:
         """`start`."""
@@ -278,6 +280,14 @@ class RunStep(Generic[M]):
         """Whether a `pipe` is running."""
         return bool(self._pipers)
 
+    async def caught_up(self) -> None:
+        """Wait until the end has come back: whoever reads the prompt next finds this step's outputs in it.
+
+        Not for those who ask for lazy steps: they keep their own history, and are in a hurry.
+        """
+        if self._end_serial is not None and (self.implicit or not self._lazy):
+            await self._core.session.seen(self._end_serial)
+
     async def stop_pipes(self) -> None:
         """Wait until no `pipe` of this step is running. They end soon: the run was cancelled.
 
@@ -305,9 +315,7 @@ class RunStep(Generic[M]):
     async def _close(self, reason: StepReason) -> None:
         # If the answer to the start was lost, asking again gives its serial: it is not published twice.
         start = self._serial or await self._core.publish_step_start(self.step_id, self._client_id, self._attempt)
-        end = await self._core.publish_step_end(self.step_id, self._client_id, start, reason)
-        if self.implicit or not self._lazy:
-            await self._core.session.seen(end)  # whoever reads the prompt next finds this step's outputs in it
+        self._end_serial = await self._core.publish_step_end(self.step_id, self._client_id, start, reason)
 
     async def _settle_cancelled(self) -> None:
         with self._core.session.writer.last_words(), contextlib.suppress(StepwellError):
