@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import select
 import socket
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
@@ -22,10 +23,10 @@ from stepwell.errors import ChannelBusyError, ChannelDataError, ChannelError, In
 from ._postgres_arrays import ADAPTERS
 from ._postgres_schema import migrate
 
-__all__ = ["GONE", "RETRY_SECONDS", "Bell", "Connections", "Line", "repeat_conflicts", "to_channel_error"]
+__all__ = ["GONE", "Bell", "Connections", "Line", "repeat_conflicts", "to_channel_error"]
 
 RETRY_SECONDS: Final = (0.05, 5.0)
-"""First and longest pause before trying again."""
+"""First and longest pause before listening again."""
 
 MAX_ROWS: Final = 1_000
 """Rows in one write."""
@@ -183,13 +184,13 @@ class Connections:
 
 
 def _is_alive(connection: Connection) -> bool:
-    """Notice a connection that the server closed before anything is sent, so that nothing is in doubt."""
-    try:
-        for _ in range(2):  # the server's last words, and the end of the stream behind them
-            connection.pgconn.consume_input()
-    except psycopg.Error:
-        return False
-    return connection.pgconn.status == pq.ConnStatus.OK
+    """Notice a connection that the server closed before anything is sent, so that nothing is in doubt.
+
+    One that nothing is asked of has nothing to say but that it ends.
+    """
+    look = select.poll()
+    look.register(connection.fileno(), select.POLLIN)
+    return not look.poll(0)
 
 
 def _hang_up(connection: Connection) -> None:
@@ -249,6 +250,8 @@ class Line:
                 calls = self._next()
                 try:
                     await self._serve(calls)
+                except Exception as error:  # noqa: BLE001 - a bug is its callers' to see, and not the others' end
+                    _fail(calls, error)
                 except BaseException:
                     for call in calls:
                         call.future.cancel()
@@ -302,10 +305,10 @@ class Line:
                 call.future.set_result(own)
 
 
-def _fail(calls: list[_Call], error: StepwellError) -> None:
+def _fail(calls: list[_Call], error: Exception) -> None:
     for call in calls:
-        if not call.future.done():
-            call.future.set_exception(type(error)(error.message))
+        if not call.future.done():  # each has its own: a traceback is added to it where it is raised
+            call.future.set_exception(type(error)(*error.args))
 
 
 async def repeat_conflicts(call: Callable[[], Awaitable[list[TupleRow]]]) -> list[TupleRow]:
@@ -502,9 +505,15 @@ def to_channel_error(error: BaseException) -> ChannelError:
     return ChannelError(f"PostgreSQL refused ({state or type(error).__name__}).")
 
 
-_FOR_GOOD: Final = ("password authentication failed", "no password supplied", "pg_hba.conf", "does not exist")
-"""Only the text tells: libpq gives no code for a connection that failed. In another language the error is as clear, but
-called one that may be tried again."""
+_FOR_GOOD: Final = (
+    "password authentication failed",
+    "no password supplied",
+    "pg_hba.conf",
+    "does not exist",
+    "invalid ",
+)
+"""Only the text tells: libpq gives no code for a connection that failed. In another language the error says as much,
+but is called one that may be tried again."""
 
 _TABLES_GONE: Final = (
     "The channel tables are not in the database any more, or the connection's search_path is another: open these"

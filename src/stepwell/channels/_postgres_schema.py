@@ -43,7 +43,7 @@ CREATE TABLE stepwell_channel (
     floor bigint NOT NULL DEFAULT 0,
     fence bigint NOT NULL DEFAULT 0,
     swept bigint NOT NULL DEFAULT 0
-) WITH (fillfactor = 25);
+) WITH (fillfactor = 50);
 
 -- whole: position at which data and extras were last stored whole. applied: appends that were applied until then.
 -- changed: when, in milliseconds. headers: hash of the shared part of the extras. rest: null if there are none.
@@ -89,6 +89,8 @@ CREATE TABLE stepwell_channel_headers (
     headers bytea NOT NULL,
     PRIMARY KEY (channel, hash)
 );
+
+CREATE TABLE stepwell_channel_deleted (channel bigint PRIMARY KEY);
 """
 
 # Bounded, so that no write waits long: what is left over is done by the next. Whoever calls holds the channel's row, so
@@ -276,6 +278,8 @@ BEGIN
 END $$;
 """
 
+# A channel is gone with its row. What it held goes after that, in pieces, by whoever deletes: so a large channel holds
+# nobody up, and what a process leaves that dies over it is found by the next.
 _DELETE: Final = """
 CREATE FUNCTION stepwell_channel_delete_1(p_name text) RETURNS SETOF text LANGUAGE plpgsql AS $$
 DECLARE
@@ -283,10 +287,32 @@ DECLARE
 BEGIN
     DELETE FROM stepwell_channel WHERE name = p_name RETURNING * INTO c;
     IF FOUND THEN
-        DELETE FROM stepwell_channel_message WHERE channel = c.id;
-        DELETE FROM stepwell_channel_append WHERE channel = c.id;
-        DELETE FROM stepwell_channel_headers WHERE channel = c.id;
+        INSERT INTO stepwell_channel_deleted VALUES (c.id);
         RETURN NEXT c.series;
+    END IF;
+END $$;
+
+CREATE FUNCTION stepwell_channel_purge_1(OUT r_more boolean) LANGUAGE plpgsql AS $$
+DECLARE
+    v_channel bigint;
+BEGIN
+    SELECT channel INTO v_channel FROM stepwell_channel_deleted LIMIT 1 FOR UPDATE SKIP LOCKED;
+    r_more := FOUND;
+    DELETE FROM stepwell_channel_append a USING (
+        SELECT message, seq FROM stepwell_channel_append WHERE channel = v_channel LIMIT 5000
+    ) due WHERE a.channel = v_channel AND a.message = due.message AND a.seq = due.seq;
+    IF NOT FOUND THEN
+        DELETE FROM stepwell_channel_message m USING (
+            SELECT position FROM stepwell_channel_message WHERE channel = v_channel LIMIT 5000
+        ) due WHERE m.channel = v_channel AND m.position = due.position;
+    END IF;
+    IF NOT FOUND THEN
+        DELETE FROM stepwell_channel_headers h USING (
+            SELECT hash FROM stepwell_channel_headers WHERE channel = v_channel LIMIT 5000
+        ) due WHERE h.channel = v_channel AND h.hash = due.hash;
+    END IF;
+    IF NOT FOUND THEN
+        DELETE FROM stepwell_channel_deleted WHERE channel = v_channel;
     END IF;
 END $$;
 """
@@ -297,7 +323,7 @@ one after the other, the older ones go on calling theirs."""
 
 
 async def migrate(connection: psycopg.AsyncConnection[Any]) -> None:
-    """Bring the schema up to date; several processes may try at once.
+    """Bring the schema up to date; several processes may try at once. Where it fails, the connection is to be closed.
 
     Raises:
         NewerSchemaError: It is ahead of this Stepwell.
@@ -308,8 +334,9 @@ async def migrate(connection: psycopg.AsyncConnection[Any]) -> None:
         raise ChannelError("PostgreSQL 13 or newer is needed for channels.")
     if await _version(connection) == len(_MIGRATIONS):
         return
+    # Not inside the transaction: one that began before another's commit does not find the tables.
+    await connection.execute("SELECT pg_advisory_lock(%s)", (MIGRATIONS_LOCK,))
     async with connection.transaction():
-        await connection.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATIONS_LOCK,))
         version = await _version(connection)  # another process may have been first
         for script in _MIGRATIONS[version:]:
             for part in script:
@@ -318,6 +345,7 @@ async def migrate(connection: psycopg.AsyncConnection[Any]) -> None:
             await connection.execute("CREATE TABLE stepwell_channel_schema (version integer NOT NULL)")
             await connection.execute("INSERT INTO stepwell_channel_schema VALUES (0)")
         await connection.execute("UPDATE stepwell_channel_schema SET version = %s", (len(_MIGRATIONS),))
+    await connection.execute("SELECT pg_advisory_unlock(%s)", (MIGRATIONS_LOCK,))
 
 
 async def _version(connection: psycopg.AsyncConnection[Any]) -> int:

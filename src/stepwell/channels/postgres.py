@@ -7,20 +7,18 @@ What is stored and the functions that write it: `_postgres_schema`. How this pro
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from hashlib import blake2b
 from operator import attrgetter
-from typing import Any, Final, LiteralString, NoReturn, TypeVar
+from typing import Any, Final, LiteralString, NoReturn
 from zlib import crc32
 
 from psycopg.rows import TupleRow
 
 from stepwell._clock import Clock
-from stepwell.errors import ChannelBusyError, ChannelError, InvalidInputError
+from stepwell.errors import ChannelError, InvalidInputError
 from stepwell.wire import (
     Capabilities,
     Cursor,
@@ -29,6 +27,7 @@ from stepwell.wire import (
     HistoryPage,
     Subscription,
     WireMessage,
+    check_append,
     check_change,
     check_channel_name,
     check_messages,
@@ -39,24 +38,29 @@ from stepwell.wire import (
     version_at,
 )
 
-from ._folding import decode_data, encode_data, fenced, join_extras, missing, not_text, out_of_order, split_extras
+from ._folding import (
+    check_epoch,
+    decode_data,
+    encode_data,
+    fenced,
+    join_extras,
+    missing,
+    not_text,
+    out_of_order,
+    split_extras,
+)
 from ._postgres_arrays import Blobs, Booleans, Numbers, Texts
-from ._postgres_line import GONE, RETRY_SECONDS, Bell, Connections, Line, repeat_conflicts
+from ._postgres_line import GONE, Bell, Connections, Line, repeat_conflicts
 from ._postgres_schema import APPEND, CONTINUE, CREATE, FENCE, FENCED, GAP, NOT_TEXT, OK, UPDATE
 from ._reader import Bounds, Page, Row, open_reader, read_history
 
 __all__ = ["PostgresChannel", "PostgresChannels"]
 
-T = TypeVar("T")
-
 LINES: Final = 2
 """Statements that write at the same time. A channel's writes are all in one line, so that they keep their order."""
 
-MAX_ROWS: Final = 1_000
-"""Rows that are read at once, however many are wanted."""
-
-MAX_POSITION: Final = 2**63 - 1
-"""PostgreSQL's bigint."""
+MAX_NUMBER: Final = 2**62
+"""Above every fence, position and count."""
 
 _COLUMNS: Final = (
     *(Texts, Numbers),
@@ -187,6 +191,9 @@ class PostgresChannels:
         check_channel_name(name)
         for (series,) in await self.read("SELECT stepwell_channel_delete_1(%s)", (name,)):
             self._bell.ring(series, GONE)
+        more = True
+        while more:
+            [(more,)] = await self.read("SELECT stepwell_channel_purge_1()", ())
 
     async def close(self) -> None:
         """See `ChannelProvider.close`."""
@@ -234,16 +241,6 @@ class PostgresChannels:
             cursor = connection.cursor(binary=True)
             return await repeat_conflicts(lambda: _fetch(cursor.execute(query, values)))
 
-    async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat what a reader needs until the server can be reached again."""
-        pause, longest = RETRY_SECONDS
-        while True:
-            try:
-                return await call()
-            except ChannelBusyError:
-                await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - spreads the callers
-                pause = min(pause * 2, longest)
-
     async def wait(self, series: str, after: int, head: Callable[[], Awaitable[int]]) -> None:
         """See `Bell.wait`."""
         self._check_open()
@@ -265,7 +262,7 @@ class PostgresChannel:
 
     async def raise_fence(self, epoch: int) -> None:
         """See `Channel.raise_fence`."""
-        [(outcome, _, number, _)] = await self._provider.write(self.name, [_row_of(FENCE, _checked(epoch))], 0)
+        [(outcome, _, number, _)] = await self._provider.write(self.name, [_row_of(FENCE, check_epoch(epoch))], 0)
         if outcome == FENCED:
             raise fenced(self.name, epoch, number)
 
@@ -280,7 +277,7 @@ class PostgresChannel:
             rows.append(
                 _row_of(
                     CONTINUE if rows else CREATE,
-                    _checked(epoch),
+                    epoch,
                     create=(
                         message.name.encode(),
                         None if message.client_id is None else message.client_id.encode(),
@@ -298,7 +295,7 @@ class PostgresChannel:
 
     async def append(self, serial: str, data: str, extras: Extras | None, *, seq: int, epoch: int | None = None) -> str:
         """See `Channel.append`."""
-        check_change(data, extras)
+        check_append(data, extras)
         return await self._change(APPEND, serial, epoch, seq, _content(data, extras))
 
     async def update(self, serial: str, data: Data, extras: Extras, *, epoch: int | None = None) -> str:
@@ -309,10 +306,8 @@ class PostgresChannel:
     async def _change(self, kind: str, serial: str, epoch: int | None, seq: int, content: tuple[Any, ...]) -> str:
         series = serial.rpartition("@")[2][:10]
         position = serial_position(serial, series)
-        if position > MAX_POSITION:
-            raise missing(self.name, serial)
-        target = (series, position, int(serial[-3:]), max(0, min(seq, MAX_POSITION)))
-        row = _row_of(kind, _checked(epoch), target=target, content=content)
+        target = (series, position, int(serial[-3:]), _limited(seq))
+        row = _row_of(kind, epoch, target=target, content=content)
         [(outcome, _, number, _)] = await self._provider.write(self.name, [row], _size(content))
         if outcome != OK:
             self._refuse(outcome, number, serial, epoch or 0, seq)
@@ -329,13 +324,7 @@ class PostgresChannel:
 
     def subscribe(self, *, after: Cursor | None = None) -> AbstractAsyncContextManager[Subscription]:
         """See `Channel.subscribe`."""
-        return self._subscribe(after)
-
-    @contextlib.asynccontextmanager
-    async def _subscribe(self, after: Cursor | None) -> AsyncGenerator[Subscription]:
-        await self._bounds()  # once, not patiently: who begins is told that the server is not there
-        async with open_reader(self, after) as reader:
-            yield reader
+        return open_reader(self, after)
 
     async def history(self, *, before: Cursor | None = None, limit: int = 100) -> HistoryPage:
         """See `Channel.history`."""
@@ -345,9 +334,6 @@ class PostgresChannel:
 
     async def bounds(self) -> Bounds:
         """See `Log`."""
-        return await self._provider.patiently(self._bounds)
-
-    async def _bounds(self) -> Bounds:
         while True:
             found = await self.find()
             if found is not None:
@@ -355,15 +341,14 @@ class PostgresChannel:
             await self._provider.read(_MAKE, (self.name,))
 
     async def find(self) -> Bounds | None:
-        """See `Log`; not repeated if the server cannot be reached."""
+        """See `Log`."""
         found = await self._provider.read(_FIND, (self.name,))
         return Bounds(*found[0]) if found else None
 
     async def rows(self, series: str, after: int, limit: int) -> Page | None:
         """See `Log`."""
-        limit = min(limit, MAX_ROWS)
         values = {"series": series, "after": after, "limit": limit, "now": self._provider.now()}
-        found = await self._provider.patiently(partial(self._provider.read, _ROWS, values))
+        found = await self._provider.read(_ROWS, values)
         bounds = next((row for row in found if row[0] == 0), None)
         if bounds is None or after < bounds[2]:
             return None
@@ -375,16 +360,16 @@ class PostgresChannel:
 
     async def message(self, position: int) -> Row | None:
         """See `Log`."""
-        rows = await self._provider.patiently(partial(self._list, _ONE, position, 1))
+        rows = await self._list(_ONE, position, 1)
         return rows[0] if rows else None
 
     async def messages(self, after: int, limit: int) -> Sequence[Row]:
         """See `Log`."""
-        return await self._provider.patiently(partial(self._list, _AFTER, after, limit))
+        return await self._list(_AFTER, after, limit)
 
     async def messages_before(self, before: int, limit: int) -> Sequence[Row]:
-        """See `Log`; not repeated if the server cannot be reached."""
-        return await self._list(_BEFORE, min(before, MAX_POSITION), limit)
+        """See `Log`."""
+        return await self._list(_BEFORE, before, limit)
 
     async def _list(self, query: LiteralString, position: int, limit: int) -> list[Row]:
         values = {"name": self.name, "position": position, "limit": limit, "now": self._provider.now()}
@@ -395,8 +380,7 @@ class PostgresChannel:
         await self._provider.wait(series, after, partial(self._head, series))
 
     async def _head(self, series: str) -> int:
-        query = "SELECT head FROM stepwell_channel WHERE series = %s"
-        found = await self._provider.patiently(partial(self._provider.read, query, (series,)))
+        found = await self._provider.read("SELECT head FROM stepwell_channel WHERE series = %s", (series,))
         return found[0][0] if found else GONE
 
 
@@ -405,10 +389,9 @@ async def _fetch(executed: Awaitable[Any]) -> list[TupleRow]:
     return await cursor.fetchall() if cursor.description else []
 
 
-def _checked(epoch: int | None) -> int | None:
-    if epoch is not None and not -MAX_POSITION <= epoch <= MAX_POSITION:
-        raise InvalidInputError("An epoch has at most 63 bits.")
-    return epoch
+def _limited(number: int) -> int:
+    """What PostgreSQL can compare, with a result that is the same."""
+    return max(-1, min(number, MAX_NUMBER))
 
 
 def _row_of(
@@ -420,7 +403,7 @@ def _row_of(
     content: tuple[Any, ...] = (False, None, False, None, None, None),
 ) -> tuple[Any, ...]:
     """A row of a write, as the function's arrays have it."""
-    return (kind, epoch, *target, *create, *content)
+    return (kind, None if epoch is None else _limited(epoch), *target, *create, *content)
 
 
 def _content(data: Data, extras: Extras | None) -> tuple[Any, ...]:
