@@ -73,16 +73,18 @@ async def whole_history(channel: Channel, before: Cursor | None = None, limit: i
 class ChannelConformance:
     """Derive from it and give a fixture `provider`, a `ChannelProvider` without channels.
 
-    What the provider's `capabilities` do not promise is not asked for. Tests that need the passing of time run where
-    `clock` is the provider's, set to `None` by those whose time is a server's.
+    What the provider's `capabilities` do not promise is not asked for. A provider whose time is a server's overrides
+    `pass_time`.
 
     Attributes:
         clock: Given to the provider by its fixture.
+        passes_time: Whether `pass_time` can do it.
         slow_mutations: How many a reader is left behind by.
         writers: Concurrent writers, and how much each writes.
     """
 
     clock: FakeClock | None
+    passes_time: ClassVar[bool] = True
     slow_mutations: ClassVar[int] = 2_000
     writers: ClassVar[tuple[int, int]] = (8, 25)
 
@@ -573,7 +575,7 @@ class ChannelConformance:
         async with channel.subscribe(after=start) as subscription:
             replayed = await drain(subscription, 2)
             assert [item.data for item in replayed if isinstance(item, Delivery)] == ["a", {"n": 1}]
-        if self.clock is None:
+        if not self.passes_time:
             return
         await self.pass_time(61.0)
         await channel.publish([message("b")])

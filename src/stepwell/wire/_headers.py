@@ -108,6 +108,8 @@ def check_messages(messages: Sequence[WireMessage]) -> None:
         for text in (message.name, message.client_id, message.idempotency_id):
             if text is not None:
                 _check_json(text)
+                if "\0" in text:
+                    raise InvalidInputError("A name or id of a message holds a NUL character.")
 
 
 def check_change(data: Data, extras: Extras | None) -> None:
