@@ -18,9 +18,7 @@ pytestmark = pytest.mark.anyio
 class World:
     """A run in some state, for one row."""
 
-    def __init__(
-        self, stage: Stage, client: ClientSession[Any, Any], agent: AgentSession[Any, Any], asked: Any
-    ) -> None:
+    def __init__(self, stage: Stage, agent: AgentSession[Any, Any], asked: Any) -> None:
         self.stage = stage
         self.agent = agent
         self.asked = asked

@@ -252,6 +252,25 @@ async def test_the_prompt_leaves_broken_turns_out_with_what_they_answered() -> N
         assert texts(last.messages) == ["user:three", "assistant:re three"]
 
 
+async def test_a_step_that_began_has_nothing_of_the_dead_attempt_in_its_prompt() -> None:
+    stage = Stage()
+    async with await stage.client() as client:
+        asked = await client.view.send(user("Hi"))
+        async with await stage.agent() as one:
+            run = one.create_run(asked.to_invocation(), run_id="run-1", invocation_id="inv-1")
+            await run.start()
+            step = run.create_step("draft")
+            await step.start()
+            await step.pipe(failing(reply(["Dead"])[:4]))
+        async with await stage.agent() as other:
+            adopted = other.adopt_run(run_id="run-1", invocation_id="inv-1", trigger_event_id=asked.input_event_id)
+            await adopted.load()
+            assert texts(adopted.view.messages) == ["user:Hi", "assistant:Dead"]
+            async with adopted.create_step("draft"):
+                assert texts(adopted.view.messages) == ["user:Hi"]
+            await adopted.end("complete")
+
+
 async def test_steps_are_numbered_behind_those_on_the_channel() -> None:
     stage = Stage()
     async with await stage.client() as client:

@@ -138,7 +138,9 @@ class RunStep(Generic[M]):
         self._client_id = self._steps.client_id(self._given_client_id)
         try:
             if not self._lazy:
-                await self._open()
+                serial = await self._open()
+                # Whoever reads the prompt next must not find what an attempt before this one wrote.
+                await self._core.session.seen(serial)
             self._state = "open"
         except anyio.get_cancelled_exc_class():
             await self._settle_cancelled()
