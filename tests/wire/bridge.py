@@ -65,7 +65,7 @@ class Ask:
         cursor: `next` of the page before.
     """
 
-    event: Literal["publish", "append", "update", "attach", "detach", "history"]
+    event: Literal["publish", "append", "update", "attach", "detach", "history", "quiet"]
     channel: str
     client_id: str | None = None
     messages: Sequence[Json] = ()

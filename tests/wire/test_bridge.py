@@ -1,4 +1,4 @@
-"""The bridge itself, on golden traces and without the product; then on a channel of the product."""
+"""The bridge itself, on golden traces and without the product."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import asyncio
 import itertools
 import os
 import signal
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
-from stepwell.channels import open_channels
-from stepwell.wire import Channel
 from wire.bridge import Ask, Bridge, BridgeDied, BridgeError, BridgeProcess, Refused
-from wire.feed import feed
 from wire.replay import deliveries, trace
 
 pytestmark = pytest.mark.anyio
@@ -214,33 +210,3 @@ async def test_errors_carry_the_stack_and_a_dead_node_is_reported() -> None:
             await never
         with pytest.raises(BridgeDied):
             await bridge.view("u")
-
-
-# --- a channel of the product under the JavaScript SDK ----------------------------------------------------------------
-
-
-@pytest.fixture
-async def channel() -> AsyncGenerator[Channel]:
-    async with open_channels("memory://") as provider:
-        yield await provider.open("conversations:fed")
-
-
-async def test_javascript_clients_read_a_channel_of_the_product(bridge: Bridge, channel: Channel) -> None:
-    async with feed(bridge, channel):
-        await bridge.client("user", channel.name, client_id="user-a")
-        await bridge.client("other", channel.name, client_id="user-b")
-        await bridge.send("user", "Hello")
-        await bridge.until("other", lambda view: view.texts == ["user:Hello"])
-        await bridge.client("late", channel.name, client_id="user-c")
-        assert (await bridge.load_older("late")).texts == ["user:Hello"]
-        for client in ("user", "other", "late"):
-            await bridge.close(client)
-
-
-@pytest.mark.parametrize("name", ["basic-run", "late-join", "step-retry-crash", "steering", "regenerate-and-edit"])
-async def test_javascript_agents_and_clients_work_on_a_channel_of_the_product(
-    name: str, bridge: Bridge, channel: Channel
-) -> None:
-    async with feed(bridge, channel):
-        played = await bridge.scenario(name, channel=channel.name)
-    assert played.failed == []

@@ -12,6 +12,9 @@
 //       publish  {channel, clientId, messages}                                  -> {serials}
 //       append   {channel, clientId, message: {serial, data, extras}}           -> {versionSerial}
 //       update   {channel, clientId, message: {serial, data, extras}}           -> {versionSerial}
+//     of a channel on which a scenario is played
+//       quiet    {channel}                                                      -> anything, once all that is published so far
+//                                                                                  has been delivered
 //     and of channels with `readers: "each"`
 //       attach   {channel, clientId, attachment}                                -> anything
 //       detach   {channel, attachment}                                          -> anything
@@ -206,7 +209,8 @@ async function scenario(s, { name, mode = 'inflight-only', observer = false, cha
     ctx.clients.push(watcher);
   }
   let result = {};
-  try { result = (await countedUuids(() => fn(ctx))) ?? {}; } catch (e) { ctx.check('scenario threw', false, `${e.code ?? ''} ${e.stack}`); }
+  const quiet = channel === undefined ? undefined : () => s.hub.ask('quiet', { channel });
+  try { result = (await countedUuids(() => fn(ctx), quiet)) ?? {}; } catch (e) { ctx.check('scenario threw', false, `${e.code ?? ''} ${e.stack}`); }
   await ctx.done();
   return { published: ctx.hub.trace.slice(before), history: ctx.history(), checks: ctx.checks, notes: ctx.notes, result, clients: ctx.recorder.clients() };
 }

@@ -12,10 +12,11 @@ Object.defineProperty(globalThis.crypto, 'randomUUID', {
     return counter ? `00000000-0000-4000-8000-${String(++counter.n).padStart(12, '0')}` : randomUUID();
   },
 });
-export const countedUuids = (fn) => counters.run({ n: 0 }, fn);
+/** quiet: a promise that everything published so far is delivered, where the channel is not in this process. */
+export const countedUuids = (fn, quiet = async () => {}) => counters.run({ n: 0, quiet }, fn);
 
 export const sleep = (ms = 0) => new Promise((r) => setTimeout(r, ms));
-export const settle = async (n = 30) => { for (let i = 0; i < n; i++) await new Promise((r) => setImmediate(r)); };
+export const settle = async (n = 30) => { await counters.getStore()?.quiet(); for (let i = 0; i < n; i++) await new Promise((r) => setImmediate(r)); };
 export async function until(fn, ms = 4000, what = 'condition') {
   const t = Date.now();
   while (!fn()) { if (Date.now() - t > ms) throw new Error(`timed out: ${what}`); await sleep(2); }
