@@ -68,6 +68,17 @@ async def until(true: Callable[[], object]) -> None:
         await asyncio.sleep(0)
 
 
+def blocking_until(true: Callable[[], object]) -> None:
+    """The same in a thread, so that the event loop runs while the server thinks."""
+    while not true():
+        pass
+
+
+def listeners(server: RedisServer) -> set[bytes]:
+    """The connections that wait for what is published."""
+    return {line.split()[0] for line in do(server, "CLIENT", "LIST", "TYPE", "pubsub").splitlines()}
+
+
 async def read_names(subscription: Subscription, count: int) -> list[str | None]:
     """Of the next deliveries; None stands for a gap."""
     found: list[str | None] = []
@@ -262,21 +273,49 @@ async def test_a_flushed_server_is_a_gap(server: RedisServer, channels: RedisCha
 async def test_a_flushed_server_that_nobody_writes_to_is_noticed(
     server: RedisServer, channels: RedisChannels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_redis_line, "TICK_SECONDS", 0.05)
-    channel, other = await channels.open("c"), await channels.open("left")
+    monkeypatch.setattr(_redis_line, "TICK_SECONDS", 0.1)
+    channel = await channels.open("c")
     async with channel.subscribe() as subscription:
-        async with other.subscribe() as left:
-            await other.publish([message("x")])
-            await left.read()
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.01):
-                    await left.read()
         await channel.publish([message("before")])
         assert await read_names(subscription, 1) == ["before"]
         reading = asyncio.create_task(subscription.read())
         do(server, "FLUSHALL")
         assert isinstance((await reading)[0], Gap)
-        await until(lambda: b"stepwell:{left}:bell" not in do(server, "PUBSUB", "CHANNELS"))
+
+
+async def test_channels_that_nobody_reads_any_more_are_not_listened_to(
+    server: RedisServer, channels: RedisChannels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_redis_line, "TICK_SECONDS", 0.1)
+    kept, left = await channels.open("kept"), await channels.open("left")
+    async with kept.subscribe() as subscription, left.subscribe() as leaving:
+        reading = asyncio.create_task(read_names(subscription, 1))
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(leaving.read())
+            await until(lambda: len(do(server, "PUBSUB", "CHANNELS")) == 2)
+            [before] = listeners(server)
+            task.cancel()
+        await asyncio.to_thread(blocking_until, lambda: len(do(server, "PUBSUB", "CHANNELS")) == 1)
+        assert listeners(server) == {before}  # by its own decision, not for a lost connection
+        again = asyncio.create_task(read_names(leaving, 1))
+        await kept.publish([message("a")])
+        await left.publish([message("b")])
+        assert (await reading, await again) == (["a"], ["b"])
+
+
+async def test_a_mutation_between_a_look_and_the_first_listening_is_not_missed(server: RedisServer) -> None:
+    for hops in range(60):  # that moment is somewhere in between
+        async with RedisChannels(server.url) as channels, RedisChannels(server.url) as others:
+            channel = await channels.open(f"c{hops}")
+            other = await others.open(f"c{hops}")
+            async with channel.subscribe() as subscription:
+                await other.history()
+                reading = asyncio.create_task(read_names(subscription, 1))
+                for _ in range(hops):
+                    await asyncio.sleep(0)
+                await other.publish([message("a")])
+                async with asyncio.timeout(_redis_line.TICK_SECONDS / 2):  # when it would look by itself
+                    assert await reading == ["a"]
 
 
 async def test_databases_of_one_server_do_not_keep_each_other_awake(
@@ -288,6 +327,7 @@ async def test_databases_of_one_server_do_not_keep_each_other_awake(
             await channel.publish([message("a")])
             assert await read_names(subscription, 1) == ["a"]
             reading = asyncio.create_task(subscription.read())
+            await until(lambda: do(server, "PUBSUB", "NUMSUB", "stepwell:{c}:bell")[1] == 1)
             await other.publish([message("theirs")])
             assert await read_names(there, 1) == ["theirs"]
             do(server, "CONFIG", "RESETSTAT")
@@ -313,18 +353,15 @@ async def test_a_lost_bell_rings_again(server: RedisServer, channels: RedisChann
 async def test_a_bell_that_does_not_answer_is_replaced(
     server: RedisServer, channels: RedisChannels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def listeners() -> set[bytes]:
-        return {line.split()[0] for line in do(server, "CLIENT", "LIST", "TYPE", "pubsub").splitlines()}
-
     monkeypatch.setattr(_redis_line, "TICK_SECONDS", 0.05)
     channel = await channels.open("c")
     async with channel.subscribe() as subscription:
         reading = asyncio.create_task(read_names(subscription, 1))
-        await until(listeners)
-        [before] = listeners()
+        await until(lambda: listeners(server))
+        [before] = listeners(server)
         do(server, "CLIENT", "PAUSE", "300", "ALL")
-        while not await asyncio.to_thread(listeners) - {before}:  # not answered before the pause is over
-            pass
+        # The server answers this, too, only when the pause is over.
+        await asyncio.to_thread(blocking_until, lambda: listeners(server) - {before})
         await channel.publish([message("a")])
         assert await reading == ["a"]
 
