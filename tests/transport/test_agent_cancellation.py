@@ -238,18 +238,23 @@ async def test_a_source_that_never_waits_is_cancelled_too() -> None:
             tasks.start_soon(_later, lambda: seen > 0, asked.cancel)
             result = await run.pipe(endless())
         assert result.reason == "cancelled"
+        assert seen < 1000
         await run.end("cancelled")
     check_closed(await stage.history())
 
 
 async def test_a_cancel_while_a_publish_is_on_its_way_cuts_nothing() -> None:
-    """The write that is under way is finished, and the stream that it opened is closed."""
+    """The write that is under way is finished, and the stream that it opened is there for the last words."""
     stage = Stage()
+
+    async def on_cancelled(write: Any) -> None:
+        await write({"type": "text-delta", "id": "t1", "delta": "[stopped]"})
+
     async with await stage.client() as client:
         asked = await client.view.send(user("Hi"))
         channel = Faulty(await stage.channel("agent-1"), nothing)
         async with agent_on(channel, stage.clock) as agent:
-            run = agent.create_run(asked.to_invocation())
+            run = agent.create_run(asked.to_invocation(), on_cancelled=on_cancelled)
             await run.start()
             original = channel.publish
 
@@ -265,7 +270,50 @@ async def test_a_cancel_while_a_publish_is_on_its_way_cuts_nothing() -> None:
             await run.end("cancelled")
     items = await stage.history()
     check_closed(items)
-    assert "never" not in [item.data for item in items]
+    assert [item.data for item in items if item.name == "ai-output"][-1] == "[stopped]"
+
+
+async def test_text_that_came_while_an_append_was_on_its_way_is_not_lost_when_the_task_is_cancelled() -> None:
+    """An append that is cut cannot be told from one that was not sent: more text under its number would be dropped."""
+    stage = Stage()
+    gate, sent, second = anyio.Event(), anyio.Event(), anyio.Event()
+
+    async def source() -> AsyncIterator[Any]:
+        for output in reply(["a"])[:4]:
+            yield output
+        await sent.wait()
+        yield {"type": "text-delta", "id": "t1", "delta": "b"}
+        second.set()
+        await anyio.sleep_forever()
+
+    async with await stage.client() as client:
+        asked = await client.view.send(user("Hi"))
+        channel = await stage.channel("agent-1")
+        original = channel.append
+
+        async def append(*args: Any, **options: Any) -> str:
+            version = await original(*args, **options)
+            sent.set()
+            await gate.wait()
+            return version
+
+        channel.append = append  # type: ignore[method-assign]
+        async with agent_on(channel, stage.clock, roll_up=0.02) as agent:
+            run = agent.create_run(asked.to_invocation())
+            await run.start()
+            task = asyncio.create_task(run.pipe(source()))
+            await stage.clock.advance(0.03)
+            await second.wait()
+            task.cancel()
+            await stage.clock.settle()
+            assert not task.done()
+            gate.set()
+            await until(task.done)
+            assert task.cancelled()
+            await run.end("cancelled")
+    items = await stage.history()
+    check_closed(items)
+    assert "ab" in [item.data for item in items]
 
 
 async def test_last_words_of_a_pipe_that_has_said_nothing_yet_are_in_a_step() -> None:

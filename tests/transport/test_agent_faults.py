@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from agent_kit import CODEC, Faulty, Stage, agent_on, ask, nothing, renamed, reply, slowly, texts, until, user
+from agent_kit import CODEC, Faulty, Stage, agent_on, ask, failing, nothing, renamed, reply, slowly, texts, until, user
 from stepwell.channels import MemoryChannels
 from stepwell.errors import ChannelBusyError, ChannelError, EncoderRecoveryError, RunLifecycleError
 from stepwell.testing import FakeClock
@@ -292,3 +292,29 @@ async def test_two_pipes_may_write_one_message() -> None:
         await run.end("complete")
         await until(lambda: asked.status == "complete")
         assert texts(client.view.messages) == ["user:Hi", "assistant:one |two |three"]
+
+
+async def test_a_stream_that_its_source_forgot_to_end_is_closed() -> None:
+    stage = Stage()
+    async with await stage.client() as client, await stage.agent() as agent:
+        asked = await client.view.send(user("Hi"))
+        run = agent.create_run(asked.to_invocation())
+        await run.start()
+        assert (await run.pipe(reply(["one"])[:4])).reason == "complete"
+        await run.end("complete")
+    (text,) = [item for item in await stage.history() if item.data == "one"]
+    assert text.extras is not None
+    assert text.extras["ai"]["transport"]["status"] == "cancelled"
+
+
+async def test_a_pipe_that_wrote_nothing_is_no_step_to_be_tried_again() -> None:
+    stage = Stage()
+    async with await stage.client() as client, await stage.agent(on_error=lambda error: None) as agent:
+        asked = await client.view.send(user("Hi"))
+        run = agent.create_run(asked.to_invocation(), invocation_id="inv")
+        await run.start()
+        assert (await run.pipe(failing([]))).reason == "error"
+        assert run.create_step().step_id == "inv-step-1"
+        assert (await run.pipe(failing(reply(["x"])))).reason == "error"
+        assert run.create_step().step_id == "inv-step-2", "this one wrote something, failed, and is tried again"
+    assert (await stage.names()).count("ai-step-start") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from agent_kit import Stage, agent_on, failing, held, reply, stuck, texts, until, user
@@ -392,7 +393,70 @@ async def test_steering_survives_a_take_over() -> None:
             for item in await stage.history()
             if item.name == "ai-output" and item.extras is not None
         ]
+        assert None not in stamps
         assert len(set(stamps)) == 2, "nothing was written by the pipe that failed, so the next one carries the stamp"
+
+
+async def test_what_an_earlier_invocation_began_with_is_no_steering_input() -> None:
+    stage = Stage()
+    told: list[int] = []
+    async with await stage.client() as client, await stage.agent() as agent:
+        asked = await client.view.send(user("Hi"))
+        run = agent.create_run(asked.to_invocation())
+        for answer in ("yes", "no"):
+            await run.start()
+            await run.pipe(reply(["Sure?"]))
+            await run.suspend()
+            await until(lambda: asked.status == "suspended")
+            answered = await client.view.send(user(answer), run_id=asked.run_id)
+            run = agent.create_run(answered.to_invocation(), on_steer=lambda: told.append(1))
+        await run.start()
+        assert run.has_input()
+        await run.pipe(reply(["Done."]))
+        await run.end("complete")
+    assert told == []
+    stamps = ["steer-codec-message-ids" in str(item.extras) for item in await stage.history()]
+    assert not any(stamps)
+
+
+async def test_the_prompt_holds_what_was_just_written_however_slowly_it_comes_back() -> None:
+    stage = Stage()
+    async with await stage.client() as client:
+        asked = await client.view.send(user("Hi"))
+        async with agent_on(SlowReader(await stage.channel("agent-1"), lag=50), stage.clock) as agent:
+            run = agent.create_run(asked.to_invocation())
+            await run.start()
+            await run.pipe(reply(["one"]))
+            assert texts(run.view.messages)[-1] == "assistant:one"
+            async with run.create_step() as step:
+                await step.pipe(reply(["two"]))
+            assert texts(run.view.messages)[-1] == "assistant:two"
+            await run.end("complete")
+
+
+async def test_a_step_does_not_wait_for_an_echo_for_ever() -> None:
+    stage = Stage()
+    async with await stage.client() as client:
+        asked = await client.view.send(user("Hi"))
+        slow = SlowReader(await stage.channel("agent-1"))
+        async with agent_on(slow, stage.clock) as agent, anyio.create_task_group() as tasks:
+            run = agent.create_run(asked.to_invocation())
+            await run.start()
+            await stage.clock.settle()
+            slow.gate = anyio.Event()
+            await slow.waits()
+            done: list[Any] = []
+
+            async def work() -> None:
+                done.append(await run.pipe(reply(["one"])))
+
+            tasks.start_soon(work)
+            await stage.clock.advance(0.9)
+            assert not done
+            await stage.clock.advance(0.2)
+            assert done[0].reason == "complete"
+            await run.end("complete")
+        assert stage.clock.timers == 0
 
 
 async def test_a_steer_handler_that_raises_is_told_of() -> None:
@@ -428,8 +492,15 @@ async def test_a_gap_is_told_and_runs_go_on_with_what_it_hid() -> None:
         second = await client.view.send(user("Hi again"))
         slow = SlowReader(await stage.channel("agent-1"))
         async with agent_on(slow, clock, on_error=errors.append) as agent:
-            run = agent.create_run(asked.to_invocation(), on_steer=lambda: told.append(1))
+            refused: list[Any] = []
+
+            def refuse(request: Any) -> bool:
+                refused.append(request)
+                return False
+
+            run = agent.create_run(asked.to_invocation(), on_steer=lambda: told.append(1), on_cancel=refuse)
             await run.start()
+            await asked.cancel()
             other = agent.create_run(second.to_invocation())
             await other.start()
             await asked.started
@@ -446,6 +517,7 @@ async def test_a_gap_is_told_and_runs_go_on_with_what_it_hid() -> None:
             await until(other.cancelled.is_set)
             await until(lambda: told == [1])
             assert not run.cancelled.is_set()
+            assert len(refused) == 1, "the snapshot has it again, and it was answered"
             assert run.has_input()
             assert (await run.pipe(reply(["Both."]))).reason == "complete"
             await run.end("complete")
@@ -455,10 +527,11 @@ async def test_a_gap_is_told_and_runs_go_on_with_what_it_hid() -> None:
 
 
 class SlowReader:
-    """A channel whose subscription stops reading while there is a gate that is not open."""
+    """A channel whose subscription stops reading while there is a gate that is not open, or lags by some turns."""
 
-    def __init__(self, channel: Any) -> None:
+    def __init__(self, channel: Any, lag: int = 0) -> None:
         self._channel = channel
+        self.lag = lag
         self.gate: anyio.Event | None = None
         self.waiting = anyio.Event()
         self.name = channel.name
@@ -490,6 +563,9 @@ class SlowReader:
                 if slow.gate is not None:
                     slow.waiting.set()
                     await slow.gate.wait()
-                return await self.inner.read(limit)
+                items = await self.inner.read(limit)
+                for _ in range(slow.lag):
+                    await anyio.lowlevel.checkpoint()
+                return items
 
         return Slow()
