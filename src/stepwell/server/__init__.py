@@ -7,6 +7,7 @@ except ImportError as error:
     raise ImportError('The HTTP server needs the extra "server": pip install "stepwell[server]".') from error
 
 from ._app import ServerApp, create_app
+from ._conversations import Agent
 from ._serve import serve
 
-__all__ = ["ServerApp", "create_app", "serve"]
+__all__ = ["Agent", "ServerApp", "create_app", "serve"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import anyio
@@ -20,7 +20,10 @@ from stepwell.flow import Flow
 from stepwell.models import ModelGateway
 from stepwell.models.providers import Providers
 from stepwell.sessions import SessionStore
+from stepwell.transport import Codec
+from stepwell.wire import ChannelProvider
 
+from ._conversations import Agent, Conversations
 from ._guard import Access, Guard
 from ._problems import Problem, problem_of
 from ._routes import ROUTES, Api, Endpoint
@@ -42,6 +45,19 @@ _READS_SECONDS = 5.0
 """How long requests without a turn may take to finish when the server stops."""
 
 
+def make_conversations(
+    agents: Mapping[str, Agent] | Agent | None,
+    channels: ChannelProvider | str | None,
+    codec: Codec[Any, Any] | None,
+    prefix: str,
+) -> Conversations | None:
+    """What serves channels, where that is asked for."""
+    if agents is None and channels is None:
+        return None
+    named = {} if agents is None else {"default": agents} if callable(agents) else dict(agents)
+    return Conversations(channels or "memory://", named, codec, prefix)
+
+
 def create_app(
     engine: Engine | None = None,
     *,
@@ -50,12 +66,16 @@ def create_app(
     store: SessionStore | str = "memory://",
     api_keys: Iterable[str] | None = None,
     no_auth: bool = False,
+    agents: Mapping[str, Agent] | Agent | None = None,
+    channels: ChannelProvider | str | None = None,
+    codec: Codec[Any, Any] | None = None,
+    channel_prefix: str = "",
     cors: Sequence[str] = (),
     body_bytes: int | None = None,
     grace: float = 20.0,
     **options: Any,
 ) -> ServerApp:
-    """An ASGI application that serves an engine's flows.
+    """An ASGI application that serves an engine's flows, agents without flows on channels, or both.
 
     With `flows` it makes an engine and owns its life, bound to the application's lifespan. With `engine` that one is
     the caller's to start and close. Another application may mount it; mounting does not run a lifespan, so then either
@@ -72,6 +92,12 @@ def create_app(
         api_keys: Keys, each `KEY` or `NAME:KEY`; by default those of `STEPWELL_API_KEYS` (comma separated).
             Idempotency keys of callers with different names never meet.
         no_auth: See above.
+        agents: Agents that answer inputs on channels, by name, or the only one. Each is called with its `AgentRun`,
+            which is started, and which is ended when the call is over.
+        channels: Where conversations are: a provider, or the URL of one (see `open_channels`), which is opened and
+            closed with the lifespan. `memory://` where there are agents and nothing is given.
+        codec: What is said on the channels; UI messages by default.
+        channel_prefix: See `stepwell.wire.session_channel`.
         cors: Origins of pages that may call, `"*"` for all; none by default.
         body_bytes: Limit of a body; by default four times what the engine accepts of a message.
         grace: Seconds that turns get to finish when the lifespan ends; what is open then is left for recovery.
@@ -81,12 +107,21 @@ def create_app(
         FlowDefinitionError: A flow is wrong.
         LlmSetupError: A model of a flow cannot be called.
         InvalidInputError: A key cannot be one.
-        TypeError: Both an engine and options of one, or neither.
+        TypeError: Both an engine and options of one, or neither and no agents.
     """
+    conversations = make_conversations(agents, channels, codec, channel_prefix)
     access = Access(api_keys, no_auth=no_auth, origins=cors)
-    given = engine_options(engine, flows, models, store, options)
+    given = engine_options(engine, flows, models, store, options, alone=conversations is not None)
     made = engine or Engine(**given)
-    return ServerApp(made, access, owned=engine is None, cors=cors, body_bytes=body_bytes, grace=grace)
+    return ServerApp(
+        made,
+        access,
+        owned=engine is None,
+        conversations=conversations,
+        cors=cors,
+        body_bytes=body_bytes,
+        grace=grace,
+    )
 
 
 def engine_options(
@@ -95,10 +130,12 @@ def engine_options(
     models: Providers | Mapping[str, ModelGateway] | None,
     store: SessionStore | str,
     options: Mapping[str, Any],
+    *,
+    alone: bool = False,
 ) -> dict[str, Any]:
-    """Options of the engine to make; none where there is one."""
+    """Options of the engine to make; none where there is one. `alone`: it may be one without flows."""
     if engine is None:
-        if not flows:
+        if not flows and not alone:
             raise TypeError("create_app needs an engine, or the flows of one.")
         return {"flows": flows, "models": models, "store": store, **options}
     if flows or models is not None or store != "memory://" or options:
@@ -114,6 +151,7 @@ class ServerApp:
         access: Who may call.
         body_bytes: Limit of a body.
         accepting: Whether new turns may begin.
+        conversations: The channels it serves, if it does.
     """
 
     def __init__(
@@ -122,6 +160,7 @@ class ServerApp:
         access: Access,
         *,
         owned: bool,
+        conversations: Conversations | None = None,
         cors: Sequence[str],
         body_bytes: int | None,
         grace: float,
@@ -130,6 +169,7 @@ class ServerApp:
         self.access = access
         self.body_bytes = 4 * engine.limits.message_bytes if body_bytes is None else body_bytes
         self.accepting = True
+        self.conversations = conversations
         self._owned = owned
         self._grace = grace
         self._api = Api(self)
@@ -194,12 +234,13 @@ class ServerApp:
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None]:
         """What surrounds the time in which requests are answered; servers of ASGI enter it by themselves."""
-        if self._owned:
-            await self.engine.start()
-        try:
+        async with AsyncExitStack() as stack:
+            if self._owned:
+                await self.engine.start()
+            stack.push_async_callback(self.drain, self._grace)
+            if self.conversations is not None:
+                await stack.enter_async_context(self.conversations.running())
             yield
-        finally:
-            await self.drain(self._grace)
 
     @contextmanager
     def waiting(self, request: Request) -> Generator[None]:
@@ -235,6 +276,8 @@ class ServerApp:
         turns go on, and only the requests that wait for them are answered.
         """
         self.accepting = False
+        if self.conversations is not None:
+            self.conversations.stop_streams()  # watchers connect elsewhere, and continue from their cursor
         async with self._draining:
             if self._drained:
                 return

@@ -18,7 +18,18 @@ from stepwell.messages import FilePart, TextPart, UserMessage
 
 from ._problems import Problem
 
-__all__ = ["AiRunBody", "CancelBody", "MessageBody", "SessionsQuery", "TurnBody", "read_body", "read_query"]
+__all__ = [
+    "AiRunBody",
+    "CancelBody",
+    "EventsQuery",
+    "InputsBody",
+    "InvocationBody",
+    "MessageBody",
+    "SessionsQuery",
+    "TurnBody",
+    "read_body",
+    "read_query",
+]
 
 BODY_SECONDS = 60.0
 """How long a client may take to send a body."""
@@ -120,6 +131,42 @@ class TurnBody(_Strict):
     def said(self) -> str | UserMessage | None:
         """The message as the engine takes it."""
         return self.message.message() if isinstance(self.message, MessageBody) else self.message
+
+
+class InvocationBody(BaseModel):
+    """An input that a client has published and wants answered. Other fields are the application's."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    inputEventId: str = Field(min_length=1, max_length=512, description="The input's `event-id`.")  # noqa: N815
+    sessionName: str = Field(min_length=1, max_length=256, description="Name of the channel.")  # noqa: N815
+    agent: str | None = Field(None, max_length=128, description="Which agent is to answer, where there are several.")
+
+
+class WireBody(_Strict):
+    """A message for the channel."""
+
+    name: Literal["ai-input", "ai-cancel"]
+    data: str | dict[str, Any] | list[Any] | None = None
+    extras: dict[str, Any] | None = None
+    clientId: str | None = Field(None, max_length=512, description="Who says it; the caller by default.")  # noqa: N815
+    id: str | None = Field(None, max_length=512, description="The same message again is not stored again.")
+
+
+class InputsBody(_Strict):
+    """What a client says on a channel: published together, or not at all."""
+
+    messages: list[WireBody] = Field(min_length=1, max_length=100)
+
+
+class EventsQuery(_Strict):
+    """How a channel is watched."""
+
+    after: str | None = Field(
+        None, max_length=256, description="A cursor to continue from; `Last-Event-ID` says it too."
+    )
+    view: Literal["0", "1"] = Field("0", description="`1`: the conversation, as a snapshot and patches.")
+    history: Literal["0", "1"] = Field("0", description="`1`: all messages so far first.")
 
 
 class CancelBody(_Strict):

@@ -11,14 +11,24 @@ from starlette.responses import Response
 
 from stepwell.engine import TurnFailure
 from stepwell.errors import (
+    ChannelBusyError,
+    ChannelDataError,
+    ChannelError,
     EngineClosedError,
+    FencedError,
+    HistoryFetchError,
     IdempotencyConflictError,
+    InputEventNotFoundError,
     InputTooLargeError,
     InvalidInputError,
     LeaseHeldError,
     MigrationError,
+    MisuseError,
     NewerSchemaError,
+    OperationCancelledError,
+    RunLifecycleError,
     SessionBusyError,
+    SessionClosedError,
     SessionConflictError,
     SessionExistsError,
     StaleWriterError,
@@ -26,8 +36,10 @@ from stepwell.errors import (
     StoreBusyError,
     StoreDataError,
     StoreError,
+    SubscriptionError,
     TurnCancelledError,
     UnknownFlowError,
+    UnknownMessageError,
     UnknownSessionError,
 )
 
@@ -44,8 +56,20 @@ STATUS: Final[dict[str, int]] = {
     StaleWriterError.code: 409,
     InputTooLargeError.code: 413,
     InvalidInputError.code: 422,
+    UnknownMessageError.code: 404,
+    FencedError.code: 409,
+    MisuseError.code: 422,
+    OperationCancelledError.code: 409,
+    InputEventNotFoundError.code: 504,
     EngineClosedError.code: 503,
+    SessionClosedError.code: 503,
     StoreBusyError.code: 503,
+    ChannelBusyError.code: 503,
+    ChannelError.code: 500,
+    ChannelDataError.code: 500,
+    SubscriptionError.code: 503,
+    HistoryFetchError.code: 503,
+    RunLifecycleError.code: 503,
     StoreError.code: 500,
     StoreDataError.code: 500,
     NewerSchemaError.code: 500,
@@ -59,12 +83,16 @@ _RETRY_AFTER: Final = {
     LeaseHeldError.code: "1",
     EngineClosedError.code: "5",
     StoreBusyError.code: "1",
+    ChannelBusyError.code: "1",
 }
 
 _HIDDEN: Final = {
     StoreError.code: "The session store failed: whoever runs the service finds the reason in its log.",
     StoreDataError.code: "What is stored cannot be read: whoever runs the service finds the reason in its log.",
     StoreBusyError.code: "The session store is locked or unreachable for now: send the same request again.",
+    ChannelError.code: "The channel failed: whoever runs the service finds the reason in its log.",
+    ChannelDataError.code: "What is stored cannot be read: whoever runs the service finds the reason in its log.",
+    ChannelBusyError.code: "The channel is locked or unreachable for now: send the same request again.",
     LeaseHeldError.code: "The session is worked on elsewhere: send the same request again.",
 }
 """Instead of sentences that name files, machines or processes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -19,9 +20,23 @@ from stepwell.flow import FlowDefinition, LogicStep, TerminateSessionStep
 from stepwell.messages import UserMessage
 from stepwell.models import ToolSchema
 from stepwell.sessions import SessionSummary
+from stepwell.transport import Invocation
+from stepwell.wire import Cursor, WireMessage
 
-from ._bodies import AiRunBody, CancelBody, SessionsQuery, TurnBody, read_body, read_query
-from ._guard import principal_of
+from ._bodies import (
+    AiRunBody,
+    CancelBody,
+    EventsQuery,
+    InputsBody,
+    InvocationBody,
+    SessionsQuery,
+    TurnBody,
+    read_body,
+    read_query,
+)
+from ._conversations import Conversations
+from ._events import EventStream, LogEvents, ViewEvents
+from ._guard import ANONYMOUS, principal_of
 from ._openapi import document
 from ._problems import Problem, problem_of, refusal_of
 
@@ -101,6 +116,19 @@ class Cancelled(msgspec.Struct, frozen=True):
     """Whether a running turn was cancelled. `false`: there was none, or another run."""
 
     cancelled: bool
+
+
+class Invoked(msgspec.Struct, frozen=True):
+    """The run that answers an input; it has begun."""
+
+    runId: str  # noqa: N815 - the protocol's names
+    invocationId: str  # noqa: N815
+
+
+class Published(msgspec.Struct, frozen=True):
+    """Serials of the messages, in order."""
+
+    serials: list[str]
 
 
 class Envelope(msgspec.Struct, frozen=True, rename="camel"):
@@ -186,6 +214,58 @@ class Api:
         body = await read_body(request, CancelBody, self._app.body_bytes, optional=True)
         done = await self._engine.cancel(session, reason=body.reason, run_id=body.run_id)
         return _json(_encode(Cancelled(done)))
+
+    # -- channels
+
+    async def events(self, request: Request) -> Response:
+        """`GET /v1/sessions/{id}/events`."""
+        conversations = self._conversations()
+        session, query = _session_of(request), read_query(request, EventsQuery)
+        channel = await conversations.open(session)
+        after = request.headers.get("last-event-id") or query.after
+        # Opened here, so that what is wrong with the request is still a problem document; left by the response.
+        opened = AsyncExitStack()
+        if query.view == "1":
+            watched = await opened.enter_async_context(conversations.watching(session))
+            return EventStream(ViewEvents(watched), opened, conversations.streams)
+        cursor = None if after is None else Cursor(after)
+        subscription = await opened.enter_async_context(channel.subscribe(after=cursor))
+        history = query.history == "1" and after is None
+        events = LogEvents(channel, subscription, conversations.encoded, history=history)
+        return EventStream(events, opened, conversations.streams)
+
+    async def invocations(self, request: Request) -> Response:
+        """`POST /v1/sessions/{id}/invocations`."""
+        conversations = self._conversations()
+        body = await read_body(request, InvocationBody, self._app.body_bytes)
+        invocation = Invocation(input_event_id=body.inputEventId, session_name=body.sessionName)
+        invoked = await conversations.invoke(_session_of(request), invocation, body.agent)
+        return _json(_encode(Invoked(invoked.run_id, invoked.invocation_id)))
+
+    async def inputs(self, request: Request) -> Response:
+        """`POST /v1/sessions/{id}/inputs`."""
+        conversations = self._conversations()
+        body = await read_body(request, InputsBody, self._app.body_bytes)
+        caller = principal_of(request.scope)
+        messages = [
+            WireMessage(
+                name=one.name,
+                data=one.data,
+                extras=one.extras,
+                client_id=one.clientId or (None if caller == ANONYMOUS else caller),
+                idempotency_id=one.id,
+            )
+            for one in body.messages
+        ]
+        return _json(_encode(Published(await conversations.publish(_session_of(request), messages))))
+
+    def _conversations(self) -> Conversations:
+        conversations = self._app.conversations
+        if conversations is None:
+            raise Problem(404, "no_channels", "This server serves no channels: start it with agents or channels.")
+        if not conversations.ready:
+            raise self._app.stopping()
+        return conversations
 
     # -- the older contract
 
@@ -459,6 +539,45 @@ ROUTES: Final = (
         body=CancelBody,
         optional=True,
         result=Cancelled,
+        problems=(400, 404, 408, 413, 415, 422, 503),
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/sessions/{id}/events",
+        answer=Api.events,
+        summary="Watch a session's channel",
+        description=(
+            "Server-sent events. Without a cursor they begin now (`history=1`: with all messages so far), with a "
+            "`ready` event; `message` events are the mutations of the log, their ids cursors to continue from. "
+            "`gap`: part of the log is gone, and all messages follow. With `view=1`: a `snapshot` of the conversation, "
+            "then `patch` events with the messages and runs that changed."
+        ),
+        query=EventsQuery,
+        headers=(("Last-Event-ID", "The cursor to continue from."),),
+        result=str,
+        problems=(404, 422, 503),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/sessions/{id}/invocations",
+        answer=Api.invocations,
+        summary="Let an agent answer an input",
+        description=(
+            "Answers when the run has begun; it goes on when the connection is lost. The same input again is the same "
+            "run. 504: the input is not on the channel."
+        ),
+        body=InvocationBody,
+        result=Invoked,
+        problems=(400, 404, 408, 409, 413, 415, 422, 503, 504),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/sessions/{id}/inputs",
+        answer=Api.inputs,
+        summary="Say something on a session's channel",
+        description="Inputs and cancels of a client, as the wire protocol has them; published together, or not at all.",
+        body=InputsBody,
+        result=Published,
         problems=(400, 404, 408, 413, 415, 422, 503),
     ),
     Endpoint(

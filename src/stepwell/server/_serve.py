@@ -18,8 +18,11 @@ from stepwell.flow import Flow
 from stepwell.models import ModelGateway
 from stepwell.models.providers import Providers
 from stepwell.sessions import SessionStore
+from stepwell.transport import Codec
+from stepwell.wire import ChannelProvider
 
-from ._app import ServerApp, engine_options
+from ._app import ServerApp, engine_options, make_conversations
+from ._conversations import Agent
 from ._guard import Access, is_loopback
 
 __all__ = ["Server", "serve"]
@@ -38,6 +41,10 @@ def serve(
     grace: float = 20.0,
     api_keys: Iterable[str] | None = None,
     no_auth: bool = False,
+    agents: Mapping[str, Agent] | Agent | None = None,
+    channels: ChannelProvider | str | None = None,
+    codec: Codec[Any, Any] | None = None,
+    channel_prefix: str = "",
     cors: Sequence[str] = (),
     body_bytes: int | None = None,
     ready: Callable[[str], None] | None = None,
@@ -61,6 +68,10 @@ def serve(
         grace: See above, seconds.
         api_keys: See `create_app`. Needed on a host that is not loopback.
         no_auth: Ask for no keys although there are some; only on loopback.
+        agents: See `create_app`.
+        channels: See `create_app`.
+        codec: See `create_app`.
+        channel_prefix: See `create_app`.
         cors: See `create_app`.
         body_bytes: See `create_app`.
         ready: Called with the URL once the server answers.
@@ -78,8 +89,17 @@ def serve(
             "127.0.0.1.",
             "/host",
         )
-    given = engine_options(engine, flows, models, store, options)
-    app = ServerApp(engine or Engine(**given), access, owned=True, cors=cors, body_bytes=body_bytes, grace=grace)
+    conversations = make_conversations(agents, channels, codec, channel_prefix)
+    given = engine_options(engine, flows, models, store, options, alone=conversations is not None)
+    app = ServerApp(
+        engine or Engine(**given),
+        access,
+        owned=True,
+        conversations=conversations,
+        cors=cors,
+        body_bytes=body_bytes,
+        grace=grace,
+    )
     app.engine.providers.preload(*{definition.model for definition in app.engine.definitions.values()})
     server = Server(app, listen(host, port), host, grace, ready)
     server.run()

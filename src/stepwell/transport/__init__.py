@@ -4,6 +4,7 @@ from ._agent import AgentSession
 from ._cancel import CancelEvent
 from ._changes import BulkChange, OutputChange, RunChange, StepChange, StructureChange, TreeChange
 from ._client import ClientSession
+from ._codec import Codec, CodecMessage, Decoded, Decoder, Direction, Encoder, EncoderWriter, FoldMeta, OpenOutput
 from ._core import OnCancel, OnError, OnSteer
 from ._handle import ClientRun, Steer, SteerOutcome
 from ._history import HistoryWalk
@@ -24,7 +25,15 @@ __all__ = [
     "CancelEvent",
     "ClientRun",
     "ClientSession",
+    "Codec",
+    "CodecMessage",
     "ConversationTree",
+    "Decoded",
+    "Decoder",
+    "Direction",
+    "Encoder",
+    "EncoderWriter",
+    "FoldMeta",
     "HistoryWalk",
     "InputNode",
     "Invocation",
@@ -33,6 +42,7 @@ __all__ = [
     "OnCancelled",
     "OnError",
     "OnSteer",
+    "OpenOutput",
     "OutputChange",
     "PipeResult",
     "PromptView",

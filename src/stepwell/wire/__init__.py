@@ -14,6 +14,7 @@ from ._headers import (
     is_ephemeral,
     is_open_stream,
     make_extras,
+    session_channel,
     transport_headers,
 )
 from ._messages import (
@@ -96,6 +97,7 @@ __all__ = [
     "run_suspend",
     "serial_at",
     "serial_position",
+    "session_channel",
     "step_end",
     "step_start",
     "transport_headers",

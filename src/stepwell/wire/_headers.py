@@ -23,6 +23,7 @@ __all__ = [
     "is_ephemeral",
     "is_open_stream",
     "make_extras",
+    "session_channel",
     "transport_headers",
 ]
 
@@ -30,6 +31,7 @@ Headers = Mapping[str, str]
 """Headers: text to text."""
 
 _NO_HEADERS: Final[Headers] = {}
+_SESSION_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _CHANNEL_NAME: Final = re.compile(r"[A-Za-z0-9_:.\-]{1,256}")
 
 
@@ -91,6 +93,22 @@ def check_channel_name(name: str) -> str:
             f"{name[:80]!r} is no channel name: use 1 to 256 letters, digits and the characters _ : . and -."
         )
     return name
+
+
+def session_channel(session_id: str, prefix: str = "") -> str:
+    """The channel of a session: its id, behind `prefix` and a colon if there is a prefix.
+
+    Session ids hold no colon, so what is behind the last colon of a channel's name is the session's id.
+
+    Raises:
+        InvalidInputError: The id is not 1 to 128 characters of `[A-Za-z0-9_-]`, or the prefix none of a channel name.
+    """
+    if _SESSION_ID.fullmatch(session_id) is None:
+        raise InvalidInputError(
+            f"{session_id[:80]!r} is no session id: use 1 to 128 letters, digits, underscores and hyphens.",
+            "/session_id",
+        )
+    return check_channel_name(f"{prefix}:{session_id}" if prefix else session_id)
 
 
 def check_messages(messages: Sequence[WireMessage]) -> None:

@@ -1,0 +1,240 @@
+"""Server-sent events: the log of a channel as it is, or the view of a conversation.
+
+A reader that is slow takes longer between two reads of the log, or gets several changes of the view as one: it keeps
+nobody waiting, and nothing is kept for it but its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Final, Protocol
+
+import anyio
+import msgspec
+from anyio import CancelScope
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from stepwell.errors import StepwellError
+from stepwell.transport import ClientSession, RunInfo
+from stepwell.wire import Channel, Cursor, Delivery, Gap, Subscription
+
+__all__ = ["EventStream", "Events", "LogEvents", "ViewEvents", "delivery_json"]
+
+HEARTBEAT_SECONDS: Final = 15.0
+"""After which a silent connection is written to, so that proxies keep it open and a lost client is noticed."""
+
+_HISTORY: Final = 256
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Events(Protocol):
+    """Where the events of one connection come from."""
+
+    async def next(self) -> bytes:
+        """Wait for more, and return it as the event stream has it. Cancelling it loses nothing."""
+        ...
+
+
+def event(name: str, data: Any, cursor: str | None = None) -> bytes:
+    """One event. JSON holds no line breaks, so its data is one line."""
+    head = f"event: {name}\n" if cursor is None else f"id: {cursor}\nevent: {name}\n"
+    return b"%sdata: %s\n\n" % (head.encode(), _encode(data))
+
+
+def delivery_json(delivery: Delivery) -> dict[str, Any]:
+    """A delivery with the names that the JavaScript client has for its fields."""
+    said: dict[str, Any] = {
+        "action": f"message.{delivery.action}",
+        "serial": delivery.serial,
+        "version": {"serial": delivery.version, "timestamp": delivery.timestamp},
+        "timestamp": delivery.timestamp,
+    }
+    optional = {
+        "name": delivery.name,
+        "data": delivery.data,
+        "extras": delivery.extras,
+        "clientId": delivery.client_id,
+    }
+    return said | {key: value for key, value in optional.items() if value is not None}
+
+
+class EncodedDeliveries:
+    """Events of deliveries, encoded once for all connections that are about as far."""
+
+    def __init__(self, size: int = 4_096) -> None:
+        self._size = size
+        self._known: dict[tuple[str, str, str], bytes] = {}
+
+    def of(self, item: Delivery | Gap) -> bytes:
+        """The event of an item."""
+        if isinstance(item, Gap):
+            return event("gap", {}, item.cursor)
+        key = (item.cursor, item.version, item.action)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= self._size:
+                self._known.clear()
+            known = self._known[key] = event("message", delivery_json(item), item.cursor)
+        return known
+
+
+class LogEvents:
+    """The deliveries of a channel: `message` events with the log's cursor as id, `gap` where part of it is gone.
+
+    It begins with a `ready` event whose id is the cursor it begins at: a client that loses the connection before the
+    first message continues from there too.
+    """
+
+    def __init__(
+        self, channel: Channel, subscription: Subscription, encoded: EncodedDeliveries, *, history: bool
+    ) -> None:
+        self._channel = channel
+        self._subscription = subscription
+        self._encoded = encoded
+        self._begun = False
+        self._history = history
+
+    async def next(self) -> bytes:
+        """See `Events`."""
+        if not self._begun:
+            start = self._subscription.start
+            parts = [self._encoded.of(item) for item in await self._all(start)] if self._history else []
+            self._begun = True
+            return b"".join([*parts, event("ready", {}, start)])
+        return b"".join([self._encoded.of(item) for item in await self._subscription.read()])
+
+    async def _all(self, before: Cursor) -> Sequence[Delivery]:
+        """All messages up to here, oldest first."""
+        pages: list[Sequence[Delivery]] = []
+        cursor: Cursor | None = before
+        while cursor is not None:
+            page = await self._channel.history(before=cursor, limit=_HISTORY)
+            pages.append(page.items)
+            cursor = page.next
+        return [item for page in reversed(pages) for item in reversed(page)]
+
+
+class ViewEvents:
+    """The view of a conversation: a `snapshot` of it all, then `patch` events.
+
+    A patch holds the messages that changed, the order of all if that changed, and the runs that changed; what it does
+    not name is as before. There are no ids: a client that lost the connection begins with a snapshot again.
+    """
+
+    def __init__(self, session: ClientSession[Any, Any]) -> None:
+        self._view = session.view
+        self._changes = session.view.changes()
+        self._sent: dict[str, Any] = {}
+        self._runs: dict[str, RunInfo] = {}
+        self._begun = False
+
+    async def next(self) -> bytes:
+        """See `Events`."""
+        if not self._begun:
+            patch = self._patch()
+            self._begun = True
+            whole = {"messages": patch.get("messages", []), "runs": patch.get("runs", [])}
+            return event("snapshot", {**whole, "hasOlder": self._view.has_older})
+        while True:
+            try:
+                await self._changes.__anext__()
+            except StopAsyncIteration:
+                await anyio.sleep_forever()
+            if patch := self._patch():
+                return event("patch", patch)
+
+    def _patch(self) -> dict[str, Any]:
+        """What changed since the last one. A message that did not change is the same object."""
+        patch: dict[str, Any] = {}
+        messages = self._view.messages
+        changed = [one for one in messages if self._sent.get(one.codec_message_id) is not one.message]
+        if changed:
+            patch["messages"] = [{"codecMessageId": one.codec_message_id, "message": one.message} for one in changed]
+        order = [one.codec_message_id for one in messages]
+        if order != list(self._sent):
+            patch["order"] = order
+        self._sent = {one.codec_message_id: one.message for one in messages}
+        runs = {run.run_id: run for run in self._view.runs}
+        if moved := [run for run_id, run in runs.items() if self._runs.get(run_id) != run]:
+            patch["runs"] = [_run_json(run) for run in moved]
+        self._runs = runs
+        return patch
+
+
+def _run_json(run: RunInfo) -> dict[str, Any]:
+    said: dict[str, Any] = {
+        "runId": run.run_id,
+        "clientId": run.client_id,
+        "invocationId": run.invocation_id,
+        "status": run.status,
+        "steps": [
+            {
+                "stepId": step.step_id,
+                "status": step.status,
+                "attemptCount": step.attempt_count,
+                "stepClientId": step.step_client_id,
+            }
+            for step in run.steps
+        ],
+    }
+    if run.error is not None:
+        said["error"] = {"code": run.error.code, "message": run.error.message}
+    return said
+
+
+class EventStream(Response):
+    """The response: writes events until the client goes or the server stops.
+
+    Args:
+        events: What to write.
+        opened: What they come from; closed at the end.
+        streams: Where a server that stops finds the scopes of its streams.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: Events, opened: AsyncExitStack, streams: set[CancelScope]) -> None:
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._opened = opened
+        self._streams = streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See the ASGI specification."""
+        async with self._opened:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            if scope["method"] != "HEAD":
+                await self._stream(receive, send)
+            with CancelScope(shield=True), anyio.move_on_after(1.0):
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _stream(self, receive: Receive, send: Send) -> None:
+        async def until_gone() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            group.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as group:
+            self._streams.add(group.cancel_scope)
+            try:
+                group.start_soon(until_gone)
+                await self._write(send)
+                group.cancel_scope.cancel()
+            finally:
+                self._streams.discard(group.cancel_scope)
+
+    async def _write(self, send: Send) -> None:
+        while True:
+            chunk = b": \n\n"
+            with anyio.move_on_after(HEARTBEAT_SECONDS):
+                try:
+                    chunk = await self._events.next()
+                except StepwellError as error:
+                    ended = event("error", {"code": error.code, "retryable": error.retryable})
+                    await send({"type": "http.response.body", "body": ended, "more_body": True})
+                    return
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
