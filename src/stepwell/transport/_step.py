@@ -237,7 +237,9 @@ class RunStep(Generic[M]):
         """
         if reason is not None and reason not in STEP_REASONS.values():
             raise self._core.misuse(f"step.end({reason!r}): the reasons are complete, failed and cancelled.")
-        if self._state != "over" and self._pipers:
+        if self._state == "over":
+            return
+        if self._pipers:
             raise self._core.misuse("step.end() while its `pipe` is running: await it first.")
         await self.settle(reason or self._derived())
         await self.caught_up()
