@@ -18,13 +18,12 @@ again: `check()` and leaving its block raise `ServerDied` with the end of its lo
 
 from ._ably import AblyServer, start_ably
 from ._node import node
-from ._postgres import FAST, PostgresServer, postgres_server, start_postgres
+from ._postgres import PostgresServer, start_postgres
 from ._process import Server, ServerDied, ServerNotStarted
 from ._redis import RedisServer, start_redis
 from ._temporal import TemporalServer, start_temporal
 
 __all__ = [
-    "FAST",
     "AblyServer",
     "PostgresServer",
     "RedisServer",
@@ -33,7 +32,6 @@ __all__ = [
     "ServerNotStarted",
     "TemporalServer",
     "node",
-    "postgres_server",
     "start_ably",
     "start_postgres",
     "start_redis",

@@ -22,19 +22,22 @@ ROOT = Path(__file__).parents[2]
 
 def test_postgres_gives_every_test_an_empty_database(postgres_server: PostgresServer, postgres_url: str) -> None:
     with postgres_server.database() as one, postgres_server.database() as other:
-        assert one != other
+        assert len({one, other, postgres_url}) == 3
         with psycopg.connect(one) as connection:
             connection.execute("CREATE TABLE t (i int)")
+            connection.execute("CREATE SCHEMA s CREATE TABLE t (i serial)")
         with psycopg.connect(other) as connection:
             assert connection.execute("SELECT to_regclass('t')").fetchone() == (None,)
         left_open = psycopg.connect(one)
-    with psycopg.connect(postgres_url) as connection:
-        assert connection.execute("SELECT count(*) FROM pg_database WHERE datname LIKE 'test%'").fetchone() == (0,)
-        assert connection.execute("SHOW fsync").fetchone() == ("off",)
-        assert connection.execute("SHOW max_connections").fetchone() == ("200",)
+        left_open.execute("LOCK TABLE t")
     with pytest.raises(psycopg.OperationalError):
         left_open.execute("SELECT 1")
     left_open.close()
+    with postgres_server.database() as again, psycopg.connect(again) as connection:
+        assert connection.execute("SELECT to_regclass('t'), to_regclass('s.t')").fetchone() == (None, None)
+        connection.execute("CREATE TABLE t (i int)")
+        assert connection.execute("SHOW fsync").fetchone() == ("off",)
+        assert connection.execute("SHOW max_connections").fetchone() == ("200",)
 
 
 def test_an_honest_postgres_waits_for_the_disk_and_takes_settings() -> None:
