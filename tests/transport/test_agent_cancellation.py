@@ -273,7 +273,8 @@ async def test_a_cancel_while_a_publish_is_on_its_way_cuts_nothing() -> None:
     assert [item.data for item in items if item.name == "ai-output"][-1] == "[stopped]"
 
 
-async def test_text_that_came_while_an_append_was_on_its_way_is_not_lost_when_the_task_is_cancelled() -> None:
+@pytest.mark.parametrize("kind", ["task", "scope"])
+async def test_text_that_came_while_an_append_was_on_its_way_is_not_lost_by_a_cancellation(kind: str) -> None:
     """An append that is cut cannot be told from one that was not sent: more text under its number would be dropped."""
     stage = Stage()
     gate, sent, second = anyio.Event(), anyio.Event(), anyio.Event()
@@ -301,15 +302,22 @@ async def test_text_that_came_while_an_append_was_on_its_way_is_not_lost_when_th
         async with agent_on(channel, stage.clock, roll_up=0.02) as agent:
             run = agent.create_run(asked.to_invocation())
             await run.start()
-            task = asyncio.create_task(run.pipe(source()))
+            scope = anyio.CancelScope()
+
+            async def work() -> None:
+                with scope:
+                    await run.pipe(source())
+
+            task = asyncio.create_task(work())
             await stage.clock.advance(0.03)
             await second.wait()
-            task.cancel()
-            await stage.clock.settle()
+            (task if kind == "task" else scope).cancel()
+            for _ in range(100):
+                await asyncio.sleep(0)
             assert not task.done()
             gate.set()
             await until(task.done)
-            assert task.cancelled()
+            assert task.cancelled() or scope.cancelled_caught
             await run.end("cancelled")
     items = await stage.history()
     check_closed(items)
