@@ -32,6 +32,7 @@ _COMMANDS = {
     "new": "Create a project with a two-stage flow that passes its own tests.",
     "chat": "Talk to a flow in the terminal.",
     "serve": "Serve flows over HTTP.",
+    "watch": "Watch a conversation on a channel as it happens.",
     "check": "Find what is wrong with flows before anybody talks to them.",
     "draw": "Draw a flow's stages and the ways between them.",
     "bench": "Measure turns per second on this machine.",
@@ -43,7 +44,7 @@ for _order, (_name, _help) in enumerate(_COMMANDS.items()):
 app["--help"].group = app["--version"].group = "Options"
 
 
-_OPTIONS = ("/store", "/host", "/port", "/api_keys", "/session_id")
+_OPTIONS = ("/store", "/channels", "/after", "/host", "/port", "/api_keys", "/session_id")
 """Where an `InvalidInputError` is about what was typed on the command line."""
 
 

@@ -7,9 +7,11 @@ from typing import Annotated, TypeAlias
 
 from cyclopts import Parameter
 
-__all__ = ["Config", "Debug", "Json", "Models", "Session", "Store", "Target"]
+__all__ = ["Channels", "Config", "Debug", "Json", "Models", "Session", "Store", "Target"]
 
 DEFAULT_STORE = "sqlite:///stepwell.db"
+DEFAULT_CHANNELS = DEFAULT_STORE
+"""A store and channels may share a file."""
 
 Target: TypeAlias = Annotated[
     str,
@@ -19,6 +21,14 @@ Store: TypeAlias = Annotated[
     str,
     Parameter(
         name="--store", env_var="STEPWELL_STORE", help="Where sessions are kept: memory:// or sqlite:///file.db."
+    ),
+]
+Channels: TypeAlias = Annotated[
+    str,
+    Parameter(
+        name="--channels",
+        env_var="STEPWELL_CHANNELS",
+        help="Where conversations are: sqlite:///file.db, postgresql://..., redis://... or ably:KEY.",
     ),
 ]
 Models: TypeAlias = Annotated[

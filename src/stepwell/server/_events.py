@@ -16,8 +16,8 @@ from anyio import CancelScope
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from stepwell.errors import StepwellError
-from stepwell.transport import ClientSession, RunInfo
+from stepwell.errors import SessionClosedError, StepwellError
+from stepwell.transport import ClientSession, ViewPatches
 from stepwell.wire import Channel, Cursor, Delivery, Gap, Subscription
 
 __all__ = ["EventStream", "Events", "LogEvents", "ViewEvents", "delivery_json"]
@@ -125,64 +125,18 @@ class ViewEvents:
     """
 
     def __init__(self, session: ClientSession[Any, Any]) -> None:
-        self._view = session.view
-        self._changes = session.view.changes()
-        self._sent: dict[str, Any] = {}
-        self._runs: dict[str, RunInfo] = {}
+        self._patches = ViewPatches(session.view)
         self._begun = False
 
     async def next(self) -> bytes:
         """See `Events`."""
         if not self._begun:
-            patch = self._patch()
             self._begun = True
-            whole = {"messages": patch.get("messages", []), "runs": patch.get("runs", [])}
-            return event("snapshot", {**whole, "hasOlder": self._view.has_older})
-        while True:
-            try:
-                await self._changes.__anext__()
-            except StopAsyncIteration:
-                await anyio.sleep_forever()
-            if patch := self._patch():
-                return event("patch", patch)
-
-    def _patch(self) -> dict[str, Any]:
-        """What changed since the last one. A message that did not change is the same object."""
-        patch: dict[str, Any] = {}
-        messages = self._view.messages
-        changed = [one for one in messages if self._sent.get(one.codec_message_id) is not one.message]
-        if changed:
-            patch["messages"] = [{"codecMessageId": one.codec_message_id, "message": one.message} for one in changed]
-        order = [one.codec_message_id for one in messages]
-        if order != list(self._sent):
-            patch["order"] = order
-        self._sent = {one.codec_message_id: one.message for one in messages}
-        runs = {run.run_id: run for run in self._view.runs}
-        if moved := [run for run_id, run in runs.items() if self._runs.get(run_id) != run]:
-            patch["runs"] = [_run_json(run) for run in moved]
-        self._runs = runs
-        return patch
-
-
-def _run_json(run: RunInfo) -> dict[str, Any]:
-    said: dict[str, Any] = {
-        "runId": run.run_id,
-        "clientId": run.client_id,
-        "invocationId": run.invocation_id,
-        "status": run.status,
-        "steps": [
-            {
-                "stepId": step.step_id,
-                "status": step.status,
-                "attemptCount": step.attempt_count,
-                "stepClientId": step.step_client_id,
-            }
-            for step in run.steps
-        ],
-    }
-    if run.error is not None:
-        said["error"] = {"code": run.error.code, "message": run.error.message}
-    return said
+            return event("snapshot", self._patches.snapshot())
+        try:
+            return event("patch", await self._patches.next())
+        except StopAsyncIteration:
+            raise SessionClosedError("The conversation is not watched any more: connect again.") from None
 
 
 class EventStream(Response):

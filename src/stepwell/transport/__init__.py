@@ -10,6 +10,7 @@ from ._handle import ClientRun, Steer, SteerOutcome
 from ._history import HistoryWalk
 from ._invocation import Invocation
 from ._nodes import InputNode, Node, RunInfo, RunNode, StepInfo
+from ._patches import ViewPatches
 from ._pipe import OnCancelled, PipeResult, Source
 from ._prompt import PromptView
 from ._run import AgentRun
@@ -60,4 +61,5 @@ __all__ = [
     "View",
     "ViewChange",
     "ViewChanges",
+    "ViewPatches",
 ]
