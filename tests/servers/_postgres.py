@@ -30,7 +30,9 @@ EMPTY = (
         FOR name IN SELECT nspname FROM pg_namespace WHERE nspname !~ '^pg_' AND nspname <> 'information_schema' LOOP
             EXECUTE format('DROP SCHEMA %I CASCADE', name);
         END LOOP;
-        CREATE SCHEMA public;
+        CREATE SCHEMA public AUTHORIZATION pg_database_owner;
+        GRANT USAGE ON SCHEMA public TO public;
+        EXECUTE format('ALTER DATABASE %I RESET ALL', current_database());
     END $$
     """,
 )

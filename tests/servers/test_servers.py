@@ -17,6 +17,7 @@ from temporalio.client import Client
 
 from servers import PostgresServer, RedisServer, ServerDied, ServerNotStarted, start_postgres, start_redis
 
+RIGHTS = "SELECT nspowner::regrole::text, nspacl::text FROM pg_namespace WHERE nspname = 'public'"
 ROOT = Path(__file__).parents[2]
 
 
@@ -26,6 +27,7 @@ def test_postgres_gives_every_test_an_empty_database(postgres_server: PostgresSe
         with psycopg.connect(one) as connection:
             connection.execute("CREATE TABLE t (i int)")
             connection.execute("CREATE SCHEMA s CREATE TABLE t (i serial)")
+            rights = connection.execute(RIGHTS).fetchall()
         with psycopg.connect(other) as connection:
             assert connection.execute("SELECT to_regclass('t')").fetchone() == (None,)
         left_open = psycopg.connect(one)
@@ -35,6 +37,7 @@ def test_postgres_gives_every_test_an_empty_database(postgres_server: PostgresSe
     left_open.close()
     with postgres_server.database() as again, psycopg.connect(again) as connection:
         assert connection.execute("SELECT to_regclass('t'), to_regclass('s.t')").fetchone() == (None, None)
+        assert connection.execute(RIGHTS).fetchall() == rights
         connection.execute("CREATE TABLE t (i int)")
         assert connection.execute("SHOW fsync").fetchone() == ("off",)
         assert connection.execute("SHOW max_connections").fetchone() == ("200",)
