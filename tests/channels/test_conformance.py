@@ -14,16 +14,19 @@ pytestmark = pytest.mark.anyio
 
 
 class TestMemory(ChannelConformance):
+    slow_mutations = 10_000
+
     @pytest.fixture
     async def provider(self) -> AsyncIterator[ChannelProvider]:
         async with MemoryChannels(clock=self.clock) as provider:
             yield provider
 
-    async def another(self, provider: ChannelProvider, retention: float) -> ChannelProvider:
+    async def another(self, provider: ChannelProvider, retention: float | None) -> ChannelProvider:
         return MemoryChannels(retention=retention, clock=self.clock)
 
 
 class TestSqliteNormal(ChannelConformance):
+    slow_mutations = 10_000
     synchronous = "normal"
 
     @pytest.fixture
@@ -32,7 +35,7 @@ class TestSqliteNormal(ChannelConformance):
         async with SqliteChannels(self.path, synchronous=self.synchronous, clock=self.clock) as provider:
             yield provider
 
-    async def another(self, provider: ChannelProvider, retention: float) -> ChannelProvider:
+    async def another(self, provider: ChannelProvider, retention: float | None) -> ChannelProvider:
         return SqliteChannels(self.path, synchronous=self.synchronous, retention=retention, clock=self.clock)
 
 
