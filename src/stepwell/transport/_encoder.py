@@ -12,6 +12,8 @@ the message, from which readers that are there heal too.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import anyio
 
 from stepwell._clock import Clock, SystemClock
@@ -27,7 +29,10 @@ from stepwell.wire import Data, Extras, H, Headers, Name, WireMessage, make_extr
 
 from ._codec import EncoderWriter, OpenOutput
 
-__all__ = ["MAX_KEPT", "StreamEncoder"]
+__all__ = ["MAX_KEPT", "StreamEncoder", "StreamKey"]
+
+StreamKey: TypeAlias = str | tuple[str, str]
+"""Tells the open streams of an encoder apart: a `stream-id`, or a kind and one."""
 
 MAX_KEPT = 65_536
 """Characters of text without acknowledgement at which the source is made to wait for the channel."""
@@ -36,10 +41,10 @@ MAX_KEPT = 65_536
 class _Stream:
     """A message that is being appended to."""
 
-    __slots__ = ("codec", "extras", "failed", "frozen", "id", "kept", "seq", "serial", "text", "transport")
+    __slots__ = ("codec", "extras", "failed", "frozen", "kept", "key", "seq", "serial", "text", "transport")
 
-    def __init__(self, stream_id: str, serial: str, transport: Headers, codec: Headers) -> None:
-        self.id = stream_id
+    def __init__(self, key: StreamKey, serial: str, transport: Headers, codec: Headers) -> None:
+        self.key = key
         self.serial = serial
         self.transport = transport
         self.codec = codec
@@ -78,7 +83,7 @@ class StreamEncoder:
         self._roll_up = roll_up
         self._clock = clock or SystemClock()
         self._headers: Headers | None = None
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[StreamKey, _Stream] = {}
         self._count = 0
         self._kept = 0  # characters in `kept` and `frozen` of all streams
         self._armed = False  # a window is running
@@ -108,16 +113,23 @@ class StreamEncoder:
             await self._flush(last_chance=True)
             await self._publish(data, {H.STREAM: "false"}, codec, ephemeral)
 
-    async def start(self, stream_id: str, codec: Headers) -> None:
-        """Open a stream; one of the same id that is open is left as it is. Raises as `discrete`."""
+    async def start(self, stream_id: str, codec: Headers, *, key: StreamKey | None = None) -> None:
+        """Open a stream; one of the same key that is open is left as it is. Raises as `discrete`.
+
+        Args:
+            stream_id: For the header.
+            codec: Its codec headers.
+            key: By which the stream is called from here on; the `stream_id` by default.
+        """
+        key = stream_id if key is None else key
         async with self._lock:
             self._check_open()
             await self._flush(last_chance=True)
             own = {H.STREAM: "true", H.STATUS: "streaming", H.STREAM_ID: stream_id}
             serial, transport = await self._publish("", own, codec, False)
-            self._streams[stream_id] = _Stream(stream_id, serial, transport, codec)
+            self._streams[key] = _Stream(key, serial, transport, codec)
 
-    async def delta(self, stream_id: str, text: str) -> None:
+    async def delta(self, key: StreamKey, text: str) -> None:
         """Append text to an open stream, within the window. Waits only if the channel is behind by `MAX_KEPT`.
 
         Raises:
@@ -125,9 +137,9 @@ class StreamEncoder:
             InvalidInputError: The text holds half a surrogate pair.
             SessionClosedError, EncoderRecoveryError, ChannelError, FencedError: As `discrete`.
         """
-        stream = self._streams.get(stream_id)
+        stream = self._streams.get(key)
         if stream is None or self._closed:
-            stream = self._stream(stream_id)
+            stream = self._stream(key)
         if type(text) is not str:
             raise MisuseError(f"Text of a stream is a str, not a {type(text).__name__}.")
         if not text:
@@ -143,22 +155,22 @@ class StreamEncoder:
         async with self._lock:
             await self._flush(last_chance=False)
 
-    async def end(self, stream_id: str, codec: Headers | None = None) -> None:
+    async def end(self, key: StreamKey, codec: Headers | None = None) -> None:
         """Close a stream as complete; text that is still kept goes out with the close.
 
         Args:
-            stream_id: Which.
+            key: Which.
             codec: Laid over the headers of its start.
 
         Raises:
             MisuseError, SessionClosedError, EncoderRecoveryError, ChannelError, FencedError: As `delta`.
         """
         async with self._lock:
-            await self._close_stream(self._stream(stream_id), "complete", codec or {})
+            await self._close_stream(self._stream(key), "complete", codec or {})
 
-    def is_open(self, stream_id: str) -> bool:
-        """Whether a stream of this id is open."""
-        return stream_id in self._streams
+    def is_open(self, key: StreamKey) -> bool:
+        """Whether such a stream is open."""
+        return key in self._streams
 
     async def cancel_streams(self) -> None:
         """See `Encoder.cancel_streams`."""
@@ -275,14 +287,15 @@ class StreamEncoder:
 
     def _forget(self, stream: _Stream) -> None:
         self._kept -= sum(map(len, stream.kept)) + len(stream.frozen or "")
-        if self._streams.get(stream.id) is stream:
-            del self._streams[stream.id]
+        if self._streams.get(stream.key) is stream:
+            del self._streams[stream.key]
 
-    def _stream(self, stream_id: str) -> _Stream:
+    def _stream(self, key: StreamKey) -> _Stream:
         self._check_open()
-        stream = self._streams.get(stream_id)
+        stream = self._streams.get(key)
         if stream is None:
-            raise MisuseError(f"No stream {str(stream_id)[:80]!r} is open: begin it first.")
+            name = " ".join(key) if isinstance(key, tuple) else key
+            raise MisuseError(f"No stream {name[:80]!r} is open: begin it first.")
         return stream
 
     def _check_open(self) -> None:

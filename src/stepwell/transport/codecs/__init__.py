@@ -1,6 +1,6 @@
 """Codecs: UI messages and plain text, and what one of one's own is made of: a `TableCodec` with an `EventTable`."""
 
-from ._fields import Field, choice, flag, json_value, text
+from ._fields import Field, choice_field, flag_field, json_field, text_field
 from ._outcome import FinishReason, RunOutcome, run_outcome
 from ._table import EventTable, Input, Output, Repair, Stream, UserMessage
 from ._table_codec import TableCodec, TableEncoder
@@ -25,10 +25,10 @@ __all__ = [
     "UIMessageCodec",
     "UIPart",
     "UserMessage",
-    "choice",
+    "choice_field",
     "create_tool_result_fork",
-    "flag",
-    "json_value",
+    "flag_field",
+    "json_field",
     "run_outcome",
-    "text",
+    "text_field",
 ]

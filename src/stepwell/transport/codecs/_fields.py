@@ -11,7 +11,7 @@ import msgspec
 from stepwell.errors import MisuseError
 from stepwell.wire import Headers
 
-__all__ = ["Field", "choice", "flag", "json_value", "text"]
+__all__ = ["Field", "choice_field", "flag_field", "json_field", "text_field"]
 
 ABSENT: Any = object()
 """What a header reads as that is not there, or cannot be read."""
@@ -56,22 +56,22 @@ class Field:
             event[self.name] = value
 
 
-def text(name: str, default: Any = ABSENT) -> Field:
+def text_field(name: str, default: Any = ABSENT) -> Field:
     """Text as it is."""
     return Field(name, _is_text, str, default)
 
 
-def flag(name: str, default: Any = ABSENT) -> Field:
+def flag_field(name: str, default: Any = ABSENT) -> Field:
     """`true` or `false`; any other text reads as false."""
     return Field(name, _write_flag, lambda given: given == "true", default)
 
 
-def json_value(name: str) -> Field:
+def json_field(name: str) -> Field:
     """A value as JSON text; text that is not JSON reads as absent."""
     return Field(name, lambda value: msgspec.json.encode(value).decode(), _read_json)
 
 
-def choice(name: str, values: Sequence[str], default: str) -> Field:
+def choice_field(name: str, values: Sequence[str], default: str) -> Field:
     """One of several; anything else reads as the default."""
     return Field(name, _is_text, lambda given: given if given in values else default, default)
 

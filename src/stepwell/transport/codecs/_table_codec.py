@@ -182,13 +182,14 @@ class TableEncoder:
             return
         entry, phase = found
         stream_id = entry.stream_id(event)
+        key = entry.kind, stream_id
         if phase == "delta":
-            await self._core.delta(stream_id, event.get(entry.delta_key))  # pyright: ignore[reportArgumentType] - told apart there
+            await self._core.delta(key, event.get(entry.delta_key))  # pyright: ignore[reportArgumentType] - told apart there
         elif phase == "start":
-            await self._core.start(stream_id, _headers(entry.kind, entry.fields, event))
-        elif self._core.is_open(stream_id) or entry.whole is None:
+            await self._core.start(stream_id, _headers(entry.kind, entry.fields, event), key=key)
+        elif self._core.is_open(key) or entry.whole is None:
             codec = _headers(entry.kind, entry.closing_fields(), event)
-            await self._core.end(stream_id, codec)
+            await self._core.end(key, codec)
         else:
             await self._core.discrete(entry.whole(event), _headers(entry.kind, entry.fields, event))
 
@@ -246,9 +247,9 @@ class _Hooks:
         entry = self._table.streams.get(stream.codec.get(KIND, ""))
         if entry is None or stream.name != Name.OUTPUT:
             return _NOTHING
-        event: Event = {"type": entry.start, **_fields(entry.fields, stream.codec)}
         own = {} if entry.only is not None else {entry.key: stream.codec.get(entry.key, stream.stream_id)}
         stream.memo = entry, own
+        event: Event = {"type": entry.start, **_fields(entry.fields, stream.codec), **own}
         before = self._repair.before(stream.transport.get(H.RUN_ID, ""), entry.kind, stream.codec, stream=True)
         return [*before, event]
 

@@ -14,18 +14,27 @@ from stepwell.errors import MisuseError
 from stepwell.transport._codec import CodecMessage, Direction, FoldMeta
 from stepwell.wire import Headers
 
-from ._fields import choice, flag, json_value, text
+from ._fields import choice_field, flag_field, json_field, text_field
 from ._table import Event, EventTable, Input, Output, Repair, Stream, UserMessage
 from ._table_codec import TableCodec
 from ._ui_fold import UIMessage, UIPart, UIProjection, fold_chunk, fold_input, is_tool, parse_input
 
 __all__ = ["UIMessageCodec", "create_tool_result_fork"]
 
-_META = json_value("providerMetadata")
-_MESSAGE_META = json_value("messageMetadata")
-_ID = text("id")
-_CALL = text("toolCallId", "")
-_TOOL = (_CALL, text("toolName", ""), flag("dynamic"), text("title"), flag("providerExecuted"), _META)
+_META = json_field("providerMetadata")
+_MESSAGE_META = json_field("messageMetadata")
+_ID = text_field("id")
+_SOURCE = text_field("sourceId", "")
+_MEDIA_TYPE = text_field("mediaType", "")
+_CALL = text_field("toolCallId", "")
+_TOOL = (
+    _CALL,
+    text_field("toolName", ""),
+    flag_field("dynamic"),
+    text_field("title"),
+    flag_field("providerExecuted"),
+    _META,
+)
 
 
 def _as_text(data: Any) -> str:
@@ -63,18 +72,25 @@ _OUTPUTS = (
         kind="reasoning", start="reasoning-start", delta="reasoning-delta", end="reasoning-end", fields=(_ID, _META)
     ),
     Stream(
-        kind="tool-input", start="tool-input-start", delta="tool-input-delta", end="tool-input-available",
-        delta_key="inputTextDelta", key="toolCallId", fields=_TOOL,
-        closing=("toolCallId", "toolName", "providerMetadata"), whole=lambda event: event.get("input"),
-        unwhole=_whole_input, finish=parse_input,
+        kind="tool-input",
+        start="tool-input-start",
+        delta="tool-input-delta",
+        end="tool-input-available",
+        delta_key="inputTextDelta",
+        key="toolCallId",
+        fields=_TOOL,
+        closing=("toolCallId", "toolName", "providerMetadata"),
+        whole=lambda event: event.get("input"),
+        unwhole=_whole_input,
+        finish=parse_input,
     ),
-    Output(type="start", fields=(text("messageId"), _MESSAGE_META), named="messageId"),
+    Output(type="start", fields=(text_field("messageId"), _MESSAGE_META), named="messageId"),
     Output(type="start-step"),
     Output(type="finish-step"),
     Output(
         type="finish",
         fields=(
-            choice("finishReason", ("stop", "length", "content-filter", "tool-calls", "error", "other"), "stop"),
+            choice_field("finishReason", ("stop", "length", "content-filter", "tool-calls", "error", "other"), "stop"),
             _MESSAGE_META,
         ),
     ),
@@ -91,19 +107,19 @@ _OUTPUTS = (
     ),
     Output(
         type="file",
-        fields=(text("mediaType", ""), _META),
+        fields=(_MEDIA_TYPE, _META),
         encode=lambda event: event["url"],
         decode=lambda data: {"url": _as_text(data)},
     ),
     Output(
         type="source-url",
-        fields=(text("sourceId", ""), text("title"), _META),
+        fields=(_SOURCE, _TITLE, _META),
         encode=lambda event: event["url"],
         decode=lambda data: {"url": _as_text(data)},
     ),
     Output(
         type="source-document",
-        fields=(text("sourceId", ""), text("mediaType", ""), text("title", ""), text("filename"), _META),
+        fields=(_SOURCE, _MEDIA_TYPE, text_field("title", ""), text_field("filename"), _META),
     ),
     Output(
         type="tool-input-error",
@@ -113,26 +129,26 @@ _OUTPUTS = (
     ),
     Output(
         type="tool-output-available",
-        fields=(_CALL, flag("dynamic"), flag("providerExecuted"), flag("preliminary")),
+        fields=(_CALL, _DYNAMIC, _PROVIDER_EXECUTED, flag_field("preliminary")),
         encode=lambda event: _pick(event, "output"),
         decode=lambda data: _pick(data, "output"),
     ),
     Output(
         type="tool-output-error",
-        fields=(_CALL, flag("dynamic"), flag("providerExecuted")),
+        fields=(_CALL, _DYNAMIC, _PROVIDER_EXECUTED),
         encode=lambda event: _pick(event, "errorText"),
         decode=_error_text,
     ),
-    Output(type="tool-approval-request", fields=(_CALL, text("approvalId", ""))),
+    Output(type="tool-approval-request", fields=(_CALL, text_field("approvalId", ""))),
     Output(type="tool-output-denied", fields=(_CALL,)),
     Output(
         type="data-*",
-        fields=(_ID, flag("transient")),
+        fields=(_ID, flag_field("transient")),
         encode=lambda event: event.get("data"),
         decode=_data,
         ephemeral=lambda event: event.get("transient") is True,
     ),
-)  # fmt: skip
+)
 
 
 def _fork_seed(data: Any) -> Event:
@@ -172,7 +188,7 @@ _INPUTS = (
         encode=lambda event: _pick(event, "message", "forkSeed"),
         decode=_result_error,
     ),
-    Input(kind="tool-approval-response", fields=(_CALL, flag("approved", False), text("reason"))),
+    Input(kind="tool-approval-response", fields=(_CALL, flag_field("approved", False), text_field("reason"))),
 )
 
 
@@ -190,7 +206,7 @@ _USER = UserMessage(
         Output(type="text", encode=lambda part: part["text"], decode=lambda data: {"text": _as_text(data)}),
         Output(
             type="file",
-            fields=(text("mediaType", ""),),
+            fields=(_MEDIA_TYPE,),
             encode=lambda part: part["url"],
             decode=lambda data: {"url": _as_text(data)},
         ),
