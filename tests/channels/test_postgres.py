@@ -71,7 +71,7 @@ def message(name: str = "m", data: Any = None, **fields: Any) -> WireMessage:
 def ask(url: str, query: LiteralString, *values: Any) -> list[Any]:
     """Ask the database past the channels."""
     with psycopg.connect(url, autocommit=True) as connection:
-        cursor = connection.execute(query, values)
+        cursor = connection.execute(query, values or None)
         return [row[0] for row in cursor.fetchall()] if cursor.description else []
 
 
@@ -83,7 +83,7 @@ async def until(true: Callable[[], object]) -> None:
 
 def listeners(url: str) -> list[int]:
     """Process ids of the server's ends of the connections that listen."""
-    query = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%%' AND datname = current_database()"
+    query = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()"
     return ask(url, query)
 
 
@@ -111,8 +111,8 @@ class TestPostgres(ChannelConformance):
         async with PostgresChannels(postgres_database, clock=self.clock, poll=NEVER) as provider:
             yield provider
 
-    async def another(self, provider: ChannelProvider, retention: float) -> ChannelProvider:
-        return PostgresChannels(self.url, retention=retention, clock=self.clock)
+    async def another(self, provider: ChannelProvider, retention: float | None = None) -> ChannelProvider:
+        return PostgresChannels(self.url, retention=retention, clock=self.clock, poll=NEVER)
 
 
 # -- several processes
@@ -296,6 +296,8 @@ async def test_writers_of_many_channels_in_two_providers_do_not_lock_each_other_
 ) -> None:
     async with PostgresChannels(postgres_database) as others:
         names = [f"c{n}" for n in range(30)]
+        deadlocks: LiteralString = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+        before = ask(postgres_database, deadlocks)
 
         async def write(provider: PostgresChannels, name: str) -> None:
             channel = await provider.open(name)
@@ -310,7 +312,7 @@ async def test_writers_of_many_channels_in_two_providers_do_not_lock_each_other_
         for name in names:
             stored = await names_in_history(await channels.open(name))
             assert sorted(stored, key=str) == [str(n) for n in range(10) for _ in range(2)]
-    assert ask(postgres_database, "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == [0]
+    assert ask(postgres_database, deadlocks) == before
 
 
 # -- writes that share a statement
@@ -346,6 +348,80 @@ async def test_what_one_call_is_refused_for_touches_no_other(channels: PostgresC
     assert isinstance(results[8], str)
     [newest] = await channel.publish([message("newest")])
     assert [int(version[:14]) for version in (results[1], results[8], newest)] == [3, 4, 5]
+
+
+FAILS: LiteralString = """
+CREATE SEQUENCE failures;
+CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF new.name = 'poison' THEN
+        RAISE EXCEPTION 'with the words: %', new.data;
+    ELSIF new.name = 'conflict' AND nextval('failures') < 4 OR new.name = 'always' THEN
+        RAISE serialization_failure;
+    END IF;
+    RETURN new;
+END $$;
+CREATE TRIGGER fail BEFORE INSERT ON stepwell_channel_message FOR EACH ROW EXECUTE FUNCTION fail()
+"""
+
+
+async def test_one_call_that_the_server_cannot_do_fails_alone(
+    postgres_database: str, channels: PostgresChannels
+) -> None:
+    channel = await channels.open("c")
+    await channel.publish([message("first")])
+    ask(postgres_database, FAILS)
+    good, bad, better = await asyncio.gather(
+        channel.publish([message("good")]),
+        channel.publish([message("fine"), message("poison", "secret")]),
+        channel.publish([message("better")]),
+        return_exceptions=True,
+    )
+    assert isinstance(good, list)
+    assert isinstance(better, list)
+    assert isinstance(bad, ChannelError)
+    assert not bad.retryable
+    assert "secret" not in "".join(traceback.format_exception(bad))
+    assert await names_in_history(channel) == ["first", "good", "better"]
+
+
+async def test_conflicts_are_settled_inside(postgres_database: str, channels: PostgresChannels) -> None:
+    channel = await channels.open("c")
+    await channel.publish([message("first")])
+    ask(postgres_database, FAILS)
+    await channel.publish([message("conflict")])
+    with pytest.raises(ChannelBusyError):
+        await channel.publish([message("always")])
+    assert await names_in_history(channel) == ["first", "conflict"]
+
+
+async def test_what_was_called_before_the_end_is_done_and_told(
+    postgres_database: str, channels: PostgresChannels
+) -> None:
+    channel = await channels.open("c")
+    async with (
+        PostgresChannels(postgres_database, poll=NEVER) as others,
+        (await others.open("c")).subscribe() as subscription,
+    ):
+        reading = asyncio.create_task(read_names(subscription, 1))
+        await until(lambda: listeners(postgres_database))
+        writing = asyncio.create_task(channel.publish([message("last")]))
+        await asyncio.sleep(0)
+        await channels.close()
+        assert len(await writing) == 1
+        assert await reading == ["last"]
+
+
+async def test_many_and_large_calls_at_once(channels: PostgresChannels) -> None:
+    channel = await channels.open("c")
+    calls = [channel.publish([message(f"{n}.{m}") for m in range(400)]) for n in range(6)]
+    calls += [channel.publish([message(f"large {n}", "x" * 1_500_000)]) for n in range(6)]
+    serials = [serial for serials in await asyncio.gather(*calls) for serial in serials]
+    assert serials == sorted(set(serials))
+    assert await names_in_history(channel) == [
+        *(f"{n}.{m}" for n in range(6) for m in range(400)),
+        *(f"large {n}" for n in range(6)),
+    ]
 
 
 async def test_appends_that_are_not_waited_for_keep_their_order(channels: PostgresChannels) -> None:
@@ -550,16 +626,28 @@ async def test_a_notification_that_is_lost_is_made_up_for(postgres_database: str
             assert isinstance((await waiting)[0], Gap)
 
 
-async def test_what_others_notify_disturbs_nobody(postgres_database: str, channels: PostgresChannels) -> None:
-    channel = await channels.open("c")
-    async with channel.subscribe() as subscription:
-        series = subscription.start.partition("@")[2]
-        reading = asyncio.create_task(read_names(subscription, 1))
-        await until(lambda: listeners(postgres_database))
-        for text in ("", "nonsense", f"{series}:", f"{series}:x", f"{series}:--1", f"{series}:999", f"{series}:-1"):
-            ask(postgres_database, "SELECT pg_notify('stepwell_channel', %s)", text)
-        await channel.publish([message("a")])
-        assert await reading == ["a"]
+async def test_what_others_notify_disturbs_nobody(postgres_database: str) -> None:
+    asked = 0
+
+    class Counting(PostgresChannels):
+        async def read(self, query: LiteralString, values: Any) -> list[Any]:
+            nonlocal asked
+            asked += 1
+            return await super().read(query, values)
+
+    async with Counting(postgres_database, poll=NEVER) as channels, PostgresChannels(postgres_database) as others:
+        channel = await channels.open("c")
+        async with channel.subscribe() as subscription:
+            series = subscription.start.partition("@")[2]
+            reading = asyncio.create_task(read_names(subscription, 1))
+            await until(lambda: listeners(postgres_database))
+            for text in ("", "nonsense", ":", ":x", ":--1", f":{'9' * 5000}", ":-2", ":999", ":-1", ":0"):
+                ask(postgres_database, "SELECT pg_notify('stepwell_channel', %s)", f"{series}{text}")
+            for _ in range(200):  # time for a reader that believed it to ask and ask
+                await (await others.open("c")).history()
+            assert asked < 50
+            await (await others.open("c")).publish([message("a")])
+            assert await reading == ["a"]
 
 
 async def test_a_server_that_does_not_answer(unsafe_server: PostgresServer, unsafe_database: str) -> None:
@@ -604,7 +692,7 @@ async def test_a_server_without_connections_left(unsafe_database: str) -> None:
         for connection in taken:
             connection.close()
         await until(
-            lambda: len(ask(unsafe_database, "SELECT pid FROM pg_stat_activity WHERE datname LIKE 'test%%'")) < 3
+            lambda: len(ask(unsafe_database, "SELECT pid FROM pg_stat_activity WHERE datname LIKE 'test%'")) < 3
         )
         await channel.publish([message()])
 
@@ -638,9 +726,12 @@ async def test_a_user_without_rights(postgres_database: str, channels: PostgresC
     ask(postgres_database, "CREATE ROLE guest LOGIN")
     try:
         async with PostgresChannels(postgres_database.replace("postgres@", "guest@")) as theirs:
-            with pytest.raises(ChannelError, match="permit") as caught:
-                await (await theirs.open("c")).publish([message()])
-            assert not caught.value.retryable
+            ask(postgres_database, "REVOKE ALL ON SCHEMA public FROM public")
+            for grant in ("REVOKE ALL ON SCHEMA public FROM guest", "GRANT USAGE ON SCHEMA public TO guest"):
+                ask(postgres_database, grant)
+                with pytest.raises(ChannelError, match="grant it") as caught:
+                    await (await theirs.open("c")).publish([message()])
+                assert not caught.value.retryable
             channel = await channels.open("c")
             await channel.publish([message("a")])
             ask(postgres_database, "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO guest")

@@ -324,9 +324,10 @@ async def repeat_conflicts(call: Callable[[], Awaitable[list[TupleRow]]]) -> lis
 class _Ear:
     """Somebody of this process reads a log."""
 
-    __slots__ = ("idle", "newest", "waiters")
+    __slots__ = ("doubted", "idle", "newest", "waiters")
 
     def __init__(self) -> None:
+        self.doubted: int | None = None  # position at which somebody was last told that there is more
         self.newest: int | None = None  # head, as last heard; `GONE`
         self.waiters: set[asyncio.Future[None]] = set()
         self.idle = False
@@ -395,6 +396,10 @@ class Bell:
             if self._listening != listening or self._ears.get(series) is not ear:
                 return
         if ear.newest is not None and (ear.newest == GONE or ear.newest > after):
+            # Back at the same place: then it is not true (anybody may notify), and the server is asked the next time.
+            if ear.doubted == after:
+                ear.newest = None
+            ear.doubted = after
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ear.waiters.add(waiter)
@@ -467,7 +472,7 @@ class Bell:
         for entry in text.split():
             series, _, head = entry.partition(":")
             ear = self._ears.get(series)
-            if ear is not None and head.removeprefix("-").isdecimal():  # anybody may notify
+            if ear is not None and len(head) < 20 and head.removeprefix("-").isdecimal():  # anybody may notify
                 ear.hear(int(head))
 
     async def _look(self, connection: Connection) -> None:
@@ -519,6 +524,10 @@ _TABLES_GONE: Final = (
     "The channel tables are not in the database any more, or the connection's search_path is another: open these"
     " channels anew, which makes them."
 )
+_NO_RIGHTS: Final = (
+    "PostgreSQL does not permit this user what channels need: grant it to use and to create in a schema of its"
+    " search_path, or the tables of channels that are there already."
+)
 _MEANINGS: Final[Sequence[tuple[str, type[ChannelError], str]]] = (
     ("08", ChannelBusyError, "The connection to PostgreSQL was lost: try again."),
     ("57014", ChannelBusyError, "PostgreSQL did not answer in time: try again."),
@@ -528,7 +537,8 @@ _MEANINGS: Final[Sequence[tuple[str, type[ChannelError], str]]] = (
     ("55P03", ChannelBusyError, "PostgreSQL did not get a lock: try again."),
     ("53100", ChannelBusyError, "The disk of PostgreSQL is full: free space there, then try again."),
     ("53", ChannelBusyError, "PostgreSQL is short of memory or connections: try again."),
-    ("42501", ChannelError, "PostgreSQL does not permit this user what channels need: grant it their tables."),
+    ("42501", ChannelError, _NO_RIGHTS),
+    ("3F000", ChannelError, _NO_RIGHTS),
     ("42P01", ChannelError, _TABLES_GONE),
     ("42883", ChannelError, _TABLES_GONE),
     ("XX", ChannelDataError, "PostgreSQL found its own data damaged: see its log."),

@@ -118,15 +118,14 @@ SELECT m.position, m.place, coalesce(a.position, m.whole), m.name, m.text,
         SELECT string_agg(data, '' ORDER BY seq) FROM stepwell_channel_append
         WHERE channel = m.channel AND message = m.position) END,
     h.headers, coalesce(a.rest, m.rest), m.client, coalesce(a.changed, m.changed)
-FROM stepwell_channel c
-JOIN stepwell_channel_message m ON m.channel = c.id
+FROM stepwell_channel_message m
 LEFT JOIN LATERAL (
     SELECT position, headers, rest, changed FROM stepwell_channel_append
     WHERE channel = m.channel AND message = m.position ORDER BY seq DESC LIMIT 1
 ) a ON m.open
 LEFT JOIN stepwell_channel_headers h ON h.channel = m.channel
     AND h.hash = CASE WHEN a.rest IS NULL THEN m.headers ELSE a.headers END
-WHERE c.name = %(name)s AND """
+WHERE m.channel = (SELECT id FROM stepwell_channel WHERE name = %(name)s) AND """
 _ONE: Final[LiteralString] = f"{_WHOLE} m.position = %(position)s AND {_ALIVE}"
 _AFTER: Final[LiteralString] = (
     f"{_WHOLE} m.position > %(position)s AND NOT m.ephemeral ORDER BY m.position LIMIT %(limit)s"
