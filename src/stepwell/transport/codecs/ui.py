@@ -27,14 +27,10 @@ _ID = text_field("id")
 _SOURCE = text_field("sourceId", "")
 _MEDIA_TYPE = text_field("mediaType", "")
 _CALL = text_field("toolCallId", "")
-_TOOL = (
-    _CALL,
-    text_field("toolName", ""),
-    flag_field("dynamic"),
-    text_field("title"),
-    flag_field("providerExecuted"),
-    _META,
-)
+_DYNAMIC = flag_field("dynamic")
+_PROVIDER_EXECUTED = flag_field("providerExecuted")
+_TITLE = text_field("title")
+_TOOL = (_CALL, text_field("toolName", ""), _DYNAMIC, _TITLE, _PROVIDER_EXECUTED, _META)
 
 
 def _as_text(data: Any) -> str:
