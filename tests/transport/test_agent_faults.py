@@ -318,3 +318,73 @@ async def test_a_pipe_that_wrote_nothing_is_no_step_to_be_tried_again() -> None:
         assert (await run.pipe(failing(reply(["x"])))).reason == "error"
         assert run.create_step().step_id == "inv-step-2", "this one wrote something, failed, and is tried again"
     assert (await stage.names()).count("ai-step-start") == 1
+
+
+async def test_a_session_ends_the_runs_that_it_can_and_says_that_it_could_not_end_all() -> None:
+    clock = FakeClock(auto_advance=True)
+    channels = MemoryChannels(clock=FakeClock())
+    invocation = await ask(channels, clock)
+    ends = 0
+
+    def plan(number: int, what: str) -> str | None:
+        nonlocal ends
+        ends += what == "publish ai-run-end"
+        return "broken" if what == "publish ai-run-end" and ends == 1 else None
+
+    async with agent_on(Faulty(await channels.open("conversations:faults"), plan), clock) as session:
+        runs = [session.create_run(invocation, run_id=f"run-{n}") for n in range(3)]
+        for run in runs:
+            await run.start()
+        with pytest.raises(RunLifecycleError):
+            await session.end()
+        assert session.closed
+    _, (_, infos) = await outcome(channels, clock)
+    assert [info.status for info in infos] == ["active", "cancelled", "cancelled"]
+
+
+class Interrupt(BaseException):
+    """What is no `Exception`: an interpreter that is told to stop."""
+
+
+async def test_what_is_no_exception_comes_out_of_a_pipe_as_it_is() -> None:
+    stage = Stage()
+
+    async def source() -> AsyncIterator[Any]:
+        yield reply([])[0]
+        raise Interrupt
+
+    async with await stage.client() as client, await stage.agent() as agent:
+        run = agent.create_run((await client.view.send(user("Hi"))).to_invocation())
+        await run.start()
+        with pytest.raises(Interrupt):
+            await run.pipe(source())
+        await run.end("error")
+    assert [name for name in await stage.names() if str(name).startswith("ai-step")] == ["ai-step-start", "ai-step-end"]
+
+
+async def test_how_a_source_is_closed_is_its_own_matter() -> None:
+    stage = Stage()
+
+    class Source:
+        def __init__(self) -> None:
+            self.closed = 0
+
+        def __iter__(self) -> Source:
+            return self
+
+        def __next__(self) -> Any:
+            raise StopIteration
+
+        def close(self) -> None:
+            self.closed += 1
+            raise ValueError("already gone")
+
+    source = Source()
+    async with await stage.client() as client, await stage.agent() as agent:
+        run = agent.create_run((await client.view.send(user("Hi"))).to_invocation())
+        await run.start()
+        assert (await run.pipe(source)).reason == "complete"
+        assert source.closed == 1
+        not_iterable: Any = 7
+        assert isinstance((await run.pipe(not_iterable)).error, TypeError)
+        await run.end("complete")
