@@ -4,9 +4,9 @@ from ._fields import Field, choice_field, flag_field, json_field, text_field
 from ._outcome import FinishReason, RunOutcome, run_outcome
 from ._table import EventTable, Input, Output, Repair, Stream, UserMessage
 from ._table_codec import TableCodec, TableEncoder
+from ._text import TextCodec, TextMessage
+from ._ui import UIMessageCodec, create_tool_result_fork
 from ._ui_fold import UIMessage, UIPart
-from .text import TextCodec, TextMessage
-from .ui import UIMessageCodec, create_tool_result_fork
 
 __all__ = [
     "EventTable",

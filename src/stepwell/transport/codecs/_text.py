@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 
 from stepwell.errors import MisuseError
 from stepwell.transport._codec import CodecMessage, Direction, Encoder, EncoderWriter, FoldMeta, OpenOutput
+from stepwell.transport._encoder import StreamEncoder
 
-from ._table import Event, EventTable, Output, Stream, UserMessage
+from ._table import KIND, Event, EventTable, Output, Stream, UserMessage
 from ._table_codec import TableCodec
 
 __all__ = ["TextCodec", "TextMessage"]
@@ -32,8 +33,10 @@ class TextMessage:
     text: str
 
 
+_STREAM = "text"
+
 _TABLE = EventTable(
-    (Stream(kind="text", start="begin", delta="piece", end="end", delta_key="text", only="text"),),
+    (Stream(kind=_STREAM, start="begin", delta="piece", end="end", delta_key="text", only=_STREAM),),
     user=UserMessage(
         parts=(
             Output(
@@ -102,7 +105,8 @@ class TextCodec(TableCodec[TextMessage, TextProjection]):
         self, writer: EncoderWriter, open_output: OpenOutput, *, message_id: str, roll_up: float = 0.02
     ) -> Encoder:
         """See `Codec.create_encoder`."""
-        return _TextEncoder(super().create_encoder(writer, open_output, message_id=message_id, roll_up=roll_up))
+        core = StreamEncoder(writer, open_output, message_id=message_id, roll_up=roll_up, clock=self._clock)
+        return _TextEncoder(core)
 
     def create_user_message(self, message: TextMessage | str) -> Event:
         """The input for something that a user says: a message, or its text."""
@@ -112,29 +116,26 @@ class TextCodec(TableCodec[TextMessage, TextProjection]):
 class _TextEncoder:
     """Text that opens its stream with the first piece and closes it with the last."""
 
-    def __init__(self, table: Encoder) -> None:
-        self._table = table
-        self._open = False
-        self.run = table.run
-        self.cancel_streams = table.cancel_streams
-        self.close = table.close
+    def __init__(self, core: StreamEncoder) -> None:
+        self._core = core
+        self.run = core.run
+        self.cancel_streams = core.cancel_streams
+        self.close = core.close
 
     @property
     def has_output(self) -> bool:
         """See `Encoder.has_output`."""
-        return self._table.has_output
+        return self._core.has_output
 
     async def publish_output(self, output: Any) -> None:
         """See `Encoder.publish_output`."""
         if not isinstance(output, str):
             raise MisuseError(f"An output of plain text is text, not a {type(output).__name__}.")
-        if not self._open:
-            await self._table.publish_output({"type": "begin"})
-            self._open = True
-        await self._table.publish_output({"type": "piece", "text": output})
+        if not self._core.is_open(_STREAM):
+            await self._core.start(_STREAM, {KIND: _STREAM})
+        await self._core.delta(_STREAM, output)
 
     async def finish(self) -> None:
         """The source came to its end: the text is complete."""
-        if self._open:
-            self._open = False
-            await self._table.publish_output({"type": "end"})
+        if self._core.is_open(_STREAM):
+            await self._core.end(_STREAM)
