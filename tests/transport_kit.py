@@ -102,6 +102,9 @@ class LogChannel:
 
     def _add(self, delivery: Delivery) -> None:
         self.log.append(delivery)
+        self.wake()
+
+    def wake(self) -> None:
         self._more.set()
         self._more = anyio.Event()
 
@@ -182,8 +185,7 @@ class LogChannel:
         self.log = [one for one in self.log if one.serial not in forget]
         for subscription in self.subscriptions:
             subscription.gap()
-        self._more.set()
-        self._more = anyio.Event()
+        self.wake()
 
 
 class LogSubscription:

@@ -33,6 +33,15 @@ def _order_of(node: Node[Any, Any]) -> tuple[bool, str, int]:
     return node.place[1]
 
 
+def _edge_at(node: Node[Any, Any]) -> tuple[bool, str, int]:
+    """The edge of a window that begins with a node.
+
+    Without the node's number, where its serial is enough: a tree that is built anew after a gap gives other numbers.
+    """
+    local, serial, number = _order_of(node)
+    return local, serial, number if local else 0
+
+
 class _Segment(Generic[M, P]):
     """What one node of the branch contributes to the list, with what stands in for parts of it."""
 
@@ -106,7 +115,7 @@ class Window(Generic[M, P]):
         if node is not None:
             self._selection.pin(node, self.shown)
             if node.place is not None and node.place[1] < self._edge and node not in self._held():
-                self._edge = node.place[1]  # it came live
+                self._edge = _edge_at(node)  # it came live
         self.recompute()
 
     def on_bulk(self, change: BulkChange) -> None:
@@ -131,14 +140,14 @@ class Window(Generic[M, P]):
     def show_from(self, node: Node[M, P]) -> None:
         """Another branch was selected: `node` and what follows from it is shown, however old it is."""
         if node.place is not None:
-            self._edge = min(self._edge, node.place[1])
+            self._edge = min(self._edge, _edge_at(node))
         self.recompute()
 
     def _on_history(self) -> None:
         before = len(self._before)
         if self._edge == _BEFORE_ALL:
             # The first page. What is shown came live, and is where the window begins.
-            self._edge = next((_order_of(node) for node in self._shown), _BEHIND_ALL)
+            self._edge = next((_edge_at(node) for node in self._shown), _BEHIND_ALL)
         self.recompute()
         self._keep_first()
         self.grown += len(self.messages) - before
@@ -172,7 +181,7 @@ class Window(Generic[M, P]):
             needed = count - self._hidden
             while held and needed > 0:
                 node = held.pop()
-                self._edge = _order_of(node)
+                self._edge = _edge_at(node)
                 needed -= len(node.messages)
             self.recompute()
             self._refresh()
