@@ -55,7 +55,7 @@ class _Tool:
 class _Message:
     """A message under construction."""
 
-    __slots__ = ("id", "in_step", "known", "message_id", "metadata", "open", "parts", "pieces", "role", "tools")
+    __slots__ = ("id", "known", "message_id", "metadata", "open", "parts", "pieces", "role", "tools")
 
     def __init__(self, message_id: str, role: str, parts: Sequence[UIPart] = ()) -> None:
         self.message_id = message_id
@@ -63,7 +63,6 @@ class _Message:
         self.role = role
         self.parts = list(parts)
         self.metadata: Any = None
-        self.in_step = False
         self.open: dict[tuple[str, str], int] = {}  # text and reasoning that streams: which part
         self.pieces: dict[int, list[str]] = {}  # text that is not in its part yet
         self.tools: dict[str, _Tool] = {}  # by call id
@@ -101,10 +100,11 @@ class _Message:
 class UIProjection:
     """The messages of one node of the conversation."""
 
-    __slots__ = ("by_id", "pending")
+    __slots__ = ("by_id", "in_step", "pending")
 
     def __init__(self) -> None:
         self.by_id: dict[str, _Message] = {}
+        self.in_step = False  # between a `start-step` and what ends it, in whichever message
         self.pending: list[tuple[str, str, Change]] = []  # what clients said about tools that are not there yet
 
     def messages(self) -> list[CodecMessage[UIMessage]]:
@@ -207,7 +207,8 @@ _CLOSERS = {"{": "}", "[": "]", '"': '"'}
 def _input_so_far(texts: list[str]) -> dict[str, Any]:
     """A tool's input while it streams: shown where its text is JSON already."""
     closer = _CLOSERS.get(texts[0].lstrip()[:1])
-    if closer is not None and not texts[-1].rstrip().endswith(closer):
+    last = texts[-1].rstrip()
+    if closer is not None and last and not last.endswith(closer):
         return {}  # not whole for sure: parsing all of it with every delta would be quadratic
     try:
         return {"input": msgspec.json.decode("".join(texts))}
@@ -301,26 +302,23 @@ def _start(projection: UIProjection, chunk: Chunk, message_id: str) -> None:
 
 
 def _start_step(projection: UIProjection, chunk: Chunk, message_id: str) -> None:
-    message = projection.assistant(message_id)
     # The decoder of somebody who joined in the middle adds a `start-step` that history then has in front of it.
-    if not (message.in_step and "repaired" in chunk):
-        message.add({"type": "step-start"})
-        message.in_step = True
+    if not (projection.in_step and "repaired" in chunk):
+        projection.assistant(message_id).add({"type": "step-start"})
+        projection.in_step = True
 
 
 def _finish_step(projection: UIProjection, chunk: Chunk, message_id: str) -> None:
+    projection.in_step = False
     message = projection.by_id.get(message_id)
     if message is not None:
-        message.in_step = False
         message.open.clear()
 
 
 def _over(projection: UIProjection, chunk: Chunk, message_id: str) -> None:
     """`finish`, `error` and `abort`: nothing of them is shown but the metadata of `finish`."""
-    message = projection.by_id.get(message_id)
-    if message is not None:
-        message.in_step = False
-        _metadata(projection, chunk, message_id)
+    projection.in_step = False
+    _metadata(projection, chunk, message_id)
 
 
 def _metadata(projection: UIProjection, chunk: Chunk, message_id: str) -> None:
