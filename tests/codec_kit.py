@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import anyio
+import msgspec
 
 from stepwell.errors import AppendGapError, ChannelError
 from stepwell.transport._codec import FoldMeta
@@ -214,3 +216,49 @@ def written(log: Log) -> list[tuple[Any, ...]]:
     """The same of an encoder's log."""
     serials = [row.serial for row in log.rows if row.action == "create"]
     return [(row.action, serials.index(row.serial), row.data, row.extras) for row in log.rows]
+
+
+def live(rows: list[Delivery], joined: int, choice: random.Random) -> list[Delivery]:
+    """As a subscriber gets the log who joins there: merged appends, full versions in their place, some things twice."""
+    out: list[Delivery] = []
+    met: set[str] = set()
+    place = joined
+    while place < len(rows):
+        row = rows[place]
+        if row.action == "append":
+            while choice.random() < 0.5 and place + 1 < len(rows) and rows[place + 1].serial == row.serial:
+                place += 1
+        newest = _whole(rows[: place + 1], row.serial)
+        if row.action == "append" and (row.serial not in met or choice.random() < 0.3):
+            out.append(_update(newest))
+        elif row is not rows[place]:
+            merged = "".join(one.data for one in rows[rows.index(row) : place + 1])
+            out.append(msgspec.structs.replace(row, version=newest.version, data=merged, extras=newest.extras))
+        else:
+            out.append(row)
+        met.add(row.serial)
+        if choice.random() < 0.2:
+            out.append(choice.choice(out))
+        place += 1
+    return out
+
+
+def snapshot(rows: list[Delivery], joined: int) -> list[Delivery]:
+    """Every message as somebody reads it from history who joins there, oldest first."""
+    return [_whole(rows[:joined], row.serial) for row in rows[:joined] if row.action == "create"]
+
+
+def _whole(rows: list[Delivery], serial: str) -> Delivery:
+    return whole([row for row in rows if row.serial == serial])
+
+
+def _update(newest: Delivery) -> Delivery:
+    return Delivery(
+        cursor=newest.cursor,
+        action="update",
+        serial=newest.serial,
+        version=newest.version,
+        name=newest.name,
+        data=newest.data,
+        extras=newest.extras,
+    )

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import anyio
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codec_kit import HEADERS, Log, Reader, opened, whole
+from codec_kit import HEADERS, Log, Reader, live, opened, snapshot
 from stepwell.transport._codec import FoldMeta
 from stepwell.transport._decoder import MAX_CLOSED
 from stepwell.transport.codecs import EventTable, Output, TextCodec, UIMessageCodec
@@ -222,51 +221,6 @@ async def _encode(chunks: Sequence[dict[str, Any]], roll_up: float) -> list[Deli
     return log.rows
 
 
-def _live(rows: list[Delivery], joined: int, choice: random.Random) -> list[Delivery]:
-    """As a subscriber gets the log who joins there: merged appends, full versions in their place, some things twice."""
-    out: list[Delivery] = []
-    met: set[str] = set()
-    place = joined
-    while place < len(rows):
-        row = rows[place]
-        if row.action == "append":
-            while choice.random() < 0.5 and place + 1 < len(rows) and rows[place + 1].serial == row.serial:
-                place += 1
-        newest = _whole(rows[: place + 1], row.serial)
-        if row.action == "append" and (row.serial not in met or choice.random() < 0.3):
-            out.append(_update(newest))
-        elif row is not rows[place]:
-            merged = "".join(one.data for one in rows[rows.index(row) : place + 1])
-            out.append(msgspec.structs.replace(row, version=newest.version, data=merged, extras=newest.extras))
-        else:
-            out.append(row)
-        met.add(row.serial)
-        if choice.random() < 0.2:
-            out.append(choice.choice(out))
-        place += 1
-    return out
-
-
-def _history(rows: list[Delivery], joined: int) -> list[Delivery]:
-    return [_whole(rows[:joined], row.serial) for row in rows[:joined] if row.action == "create"]
-
-
-def _whole(rows: list[Delivery], serial: str) -> Delivery:
-    return whole([row for row in rows if row.serial == serial])
-
-
-def _update(newest: Delivery) -> Delivery:
-    return Delivery(
-        cursor=newest.cursor,
-        action="update",
-        serial=newest.serial,
-        version=newest.version,
-        name=newest.name,
-        data=newest.data,
-        extras=newest.extras,
-    )
-
-
 class _Once(Reader):
     """With the tree's part: a single message is taken once, and a whole that is known already is nothing new."""
 
@@ -290,19 +244,19 @@ RANDOM = st.randoms(use_true_random=False)
 def test_every_form_of_delivery_reads_to_the_same(chunks: Any, roll_up: float, choice: random.Random) -> None:
     rows = anyio.run(_encode, chunks, roll_up)
     shown = _Once().read(rows).messages
-    assert _Once().read(_history(rows, len(rows))).messages == shown
+    assert _Once().read(snapshot(rows, len(rows))).messages == shown
     for joined in {0, choice.randrange(len(rows) + 1)}:
-        assert _Once().read(_history(rows, joined)).read(_live(rows, joined, choice)).messages == shown
+        assert _Once().read(snapshot(rows, joined)).read(live(rows, joined, choice)).messages == shown
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.lists(CONTENT, max_size=8), max_size=4), RANDOM)
-def test_history_may_be_read_after_what_is_live(steps: Any, choice: random.Random) -> None:
+def test_history_may_be_read_after_what_islive(steps: Any, choice: random.Random) -> None:
     """A writer that says where steps begin; one that leaves it out looks different to who joins in the middle."""
     said = [[{"type": "start-step"}, *step, {"type": "finish-step"}] for step in steps]
     rows = anyio.run(_encode, [{"type": "start"}, *(chunk for step in said for chunk in step), {"type": "finish"}], 0)
     joined = choice.randrange(len(rows) + 1)
-    late = _Once().read(_live(rows, joined, choice)).read(_history(rows, len(rows)))
+    late = _Once().read(live(rows, joined, choice)).read(snapshot(rows, len(rows)))
     assert late.messages == _Once().read(rows).messages
 
 
