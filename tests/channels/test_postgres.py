@@ -10,14 +10,14 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from typing import Any, LiteralString
 
 import psycopg
 import pytest
 
 from servers import PostgresServer, start_postgres
-from stepwell.channels import open_channels
+from stepwell.channels import _postgres_line, open_channels
 from stepwell.channels.postgres import PostgresChannel, PostgresChannels
 from stepwell.errors import (
     AppendGapError,
@@ -62,6 +62,22 @@ def unsafe_database(unsafe_server: PostgresServer) -> Generator[str]:
 async def channels(postgres_database: str) -> AsyncGenerator[PostgresChannels]:
     async with PostgresChannels(postgres_database) as channels:
         yield channels
+
+
+class Watched(PostgresChannels):
+    """Tells when its readers have read everything and begin to wait."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._waits: asyncio.Queue[int] = asyncio.Queue()
+
+    async def wait(self, series: str, after: int, head: Callable[[], Awaitable[int]]) -> None:
+        self._waits.put_nowait(after)
+        await super().wait(series, after, head)
+
+    async def waits_at(self, position: int) -> None:
+        while await self._waits.get() != position:
+            pass
 
 
 def message(name: str = "m", data: Any = None, **fields: Any) -> WireMessage:
@@ -119,7 +135,7 @@ class TestPostgres(ChannelConformance):
 
 WRITERS = """
 import asyncio, sys
-from stepwell.channels import open_channels
+from stepwell.channels import _postgres_line, open_channels
 from stepwell.wire import WireMessage
 
 async def main(url, process):
@@ -137,7 +153,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 WRITE_UNTIL_KILLED = """
 import asyncio, sys
-from stepwell.channels import open_channels
+from stepwell.channels import _postgres_line, open_channels
 from stepwell.wire import WireMessage
 
 async def main(url):
@@ -154,7 +170,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 MIGRATE = """
 import asyncio, sys
-from stepwell.channels import open_channels
+from stepwell.channels import _postgres_line, open_channels
 from stepwell.wire import WireMessage
 
 async def main(url):
@@ -283,12 +299,30 @@ async def test_twenty_providers_make_the_tables_at_once(postgres_database: str) 
 
 
 async def test_another_process_wakes_a_reader(postgres_database: str, channels: PostgresChannels) -> None:
-    async with PostgresChannels(postgres_database, poll=NEVER) as others:
+    async with Watched(postgres_database, poll=NEVER) as others:
         theirs, ours = await others.open("c"), await channels.open("c")
-        async with theirs.subscribe() as there, ours.subscribe() as here:
+        async with theirs.subscribe() as subscription:
+            for n in range(20):  # from the second on it only waits: no question of its own can help
+                reading = asyncio.create_task(read_names(subscription, 1))
+                await others.waits_at(n)
+                await ours.publish([message(str(n))])
+                assert await reading == [str(n)]
+
+
+async def test_readers_of_one_provider_need_no_notification(
+    postgres_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Watched(postgres_database, poll=NEVER) as channels:
+        channel = await channels.open("c")
+        async with channel.subscribe() as one, channel.subscribe() as two:
             for n in range(20):
-                await (ours, theirs)[n % 2].publish([message(str(n))])
-                assert await read_names(there, 1) == await read_names(here, 1) == [str(n)]
+                reading = [asyncio.create_task(read_names(subscription, 1)) for subscription in (one, two)]
+                await channels.waits_at(n)
+                await channels.waits_at(n)
+                if listeners(postgres_database):
+                    monkeypatch.setattr(_postgres_line, "BELL", "elsewhere")
+                await channel.publish([message(str(n))])
+                assert await asyncio.gather(*reading) == [[str(n)], [str(n)]]
 
 
 async def test_writers_of_many_channels_in_two_providers_do_not_lock_each_other_out(
@@ -346,8 +380,13 @@ async def test_what_one_call_is_refused_for_touches_no_other(channels: PostgresC
     # Positions that were taken and not used are given back: versions go on where they were.
     assert isinstance(results[1], str)
     assert isinstance(results[8], str)
-    [newest] = await channel.publish([message("newest")])
+    [newest] = await channel.publish([message("newest", idempotency_id="n")])
     assert [int(version[:14]) for version in (results[1], results[8], newest)] == [3, 4, 5]
+    assert await channel.publish([message("newest", idempotency_id="n")]) == [newest]
+    with pytest.raises(FencedError):
+        await channel.publish([message(), message()], epoch=1)
+    [next_one] = await channel.publish([message("next")])
+    assert int(next_one[:14]) == 6
 
 
 FAILS: LiteralString = """
@@ -395,21 +434,20 @@ async def test_conflicts_are_settled_inside(postgres_database: str, channels: Po
     assert await names_in_history(channel) == ["first", "conflict"]
 
 
-async def test_what_was_called_before_the_end_is_done_and_told(
-    postgres_database: str, channels: PostgresChannels
-) -> None:
-    channel = await channels.open("c")
+async def test_what_was_called_before_the_end_is_done_and_told(postgres_database: str) -> None:
     async with (
-        PostgresChannels(postgres_database, poll=NEVER) as others,
+        Watched(postgres_database, poll=NEVER) as others,
         (await others.open("c")).subscribe() as subscription,
     ):
-        reading = asyncio.create_task(read_names(subscription, 1))
-        await until(lambda: listeners(postgres_database))
-        writing = asyncio.create_task(channel.publish([message("last")]))
-        await asyncio.sleep(0)
-        await channels.close()
-        assert len(await writing) == 1
-        assert await reading == ["last"]
+        for n in range(5):
+            reading = asyncio.create_task(read_names(subscription, 1))
+            await others.waits_at(n)
+            channels = PostgresChannels(postgres_database)
+            writing = asyncio.create_task((await channels.open("c")).publish([message(str(n))]))
+            await asyncio.sleep(0)
+            await channels.close()
+            assert len(await writing) == 1
+            assert await reading == [str(n)]
 
 
 async def test_many_and_large_calls_at_once(channels: PostgresChannels) -> None:
@@ -595,20 +633,25 @@ async def test_an_idle_connection_that_was_closed_costs_no_call(
     assert len(await names_in_history(channel)) == 9
 
 
-async def test_a_lost_listener_is_replaced(postgres_database: str) -> None:
-    async with (
-        PostgresChannels(postgres_database, poll=NEVER) as channels,
-        PostgresChannels(postgres_database) as others,
-    ):
-        channel, theirs = await channels.open("c"), await others.open("c")
+async def test_a_lost_listener_is_replaced(
+    postgres_database: str, channels: PostgresChannels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_postgres_line, "RETRY_SECONDS", (0.3, 0.3))
+    writer = await channels.open("c")
+    async with Watched(postgres_database, poll=NEVER) as others:
+        channel = await others.open("c")
         async with channel.subscribe() as subscription:
-            for n in range(3):
-                reading = asyncio.create_task(read_names(subscription, 1))
+            for n in range(0, 6, 2):
+                reading = asyncio.create_task(read_names(subscription, 2))
+                await others.waits_at(n)
                 await until(lambda: listeners(postgres_database))
                 [pid] = listeners(postgres_database)
                 ask(postgres_database, "SELECT pg_terminate_backend(%s)", pid)
-                await theirs.publish([message(str(n))])
-                assert await reading == [str(n)]
+                await writer.publish([message(str(n))])
+                # It has looked, and nobody listens yet: what comes now is seen when somebody does.
+                await others.waits_at(n + 1)
+                await writer.publish([message(str(n + 1))])
+                assert await reading == [str(n), str(n + 1)]
 
 
 async def test_a_notification_that_is_lost_is_made_up_for(postgres_database: str) -> None:
@@ -654,8 +697,12 @@ async def test_a_server_that_does_not_answer(unsafe_server: PostgresServer, unsa
     async with PostgresChannels(unsafe_database, timeout=0.2) as channels:
         channel = await channels.open("c")
         await channel.publish([message("a")])
-        query = "SELECT pid FROM pg_stat_activity WHERE application_name = 'stepwell' AND datname = current_database()"
-        stopped = [unsafe_server.pid, *ask(unsafe_database, query)]
+        ours: LiteralString = (
+            "SELECT pid FROM pg_stat_activity"
+            " WHERE application_name = 'stepwell' AND datname = current_database() AND state = 'idle'"
+        )
+        await until(lambda: ask(unsafe_database, ours + " AND query LIKE '%pg_notify%'"))
+        stopped = [unsafe_server.pid, *ask(unsafe_database, ours)]
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         try:
