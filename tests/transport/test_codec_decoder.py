@@ -137,6 +137,14 @@ def test_headers_that_are_missing_or_wrong_do_no_harm() -> None:
     assert told(say("create", "1", name="ai-input"), say("append", "2", "x", status="complete")) == [[], []]
 
 
+def test_an_end_without_headers_has_those_of_the_start() -> None:
+    decoder = CODEC.create_decoder()
+    decoder.decode(say("create", "1", codec={"kind": "tool-input", "toolCallId": "c", "toolName": "pay"}))
+    decoder.decode(say("append", "2", '{"n":1}', extras=None))
+    [end] = decoder.decode(say("append", "3", extras={"ai": {"transport": {"status": "complete"}}})).outputs
+    assert end == {"type": "tool-input-available", "toolCallId": "c", "toolName": "pay", "input": {"n": 1}}
+
+
 def test_streams_of_two_messages_are_kept_apart() -> None:
     other = say("create", "2", serial="2"), say("append", "4", "b", serial="2")
     assert told(CREATE, other[0], say("append", "3", "a"), other[1], say("append", "5", "c")) == [

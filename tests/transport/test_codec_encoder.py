@@ -113,6 +113,20 @@ async def test_a_window_begins_with_the_first_text_that_is_kept() -> None:
         assert on.appended == ["a", "b"]
 
 
+async def test_the_close_of_a_stream_ends_the_window_of_all() -> None:
+    async with stage() as on:
+        await on.start()
+        await on.start("u")
+        await on.say("a")
+        await on.clock.advance(0.015)
+        await on.end()
+        await on.say("b", stream="u")
+        await on.clock.advance(0.015)
+        assert on.appended == ["a"]
+        await on.clock.advance(0.006)
+        assert on.appended == ["a", "b"]
+
+
 async def test_without_a_window_each_text_is_an_append() -> None:
     async with stage(roll_up=0) as on:
         await on.start()
@@ -185,8 +199,11 @@ async def test_a_source_that_is_faster_than_the_channel_waits() -> None:
             on.log.gate.set()
             await anyio.wait_all_tasks_blocked()
             assert len(said) == 200
+        count = len(on.appended)
+        await on.say("y")
+        assert len(on.appended) == count, "and what it waited for is over"
         await on.end()
-        assert on.shown() == "x" * 1024 * 200
+        assert on.shown() == "x" * 1024 * 200 + "y"
 
 
 async def test_text_that_comes_while_an_append_is_slow_is_the_next_append() -> None:
@@ -218,6 +235,20 @@ async def test_a_failed_append_is_repeated_in_the_next_window_as_it_was(fault: s
         await on.end()
         assert on.shown() == "one two three"
         assert "update" not in on.log.calls
+
+
+@pytest.mark.parametrize("roll_up", [0, 0.02])
+@pytest.mark.parametrize("fault", ["refused", "lost"])
+async def test_a_close_behind_text_that_failed_does_not_lose_it(fault: str, roll_up: float) -> None:
+    async with stage(roll_up=roll_up, fault=nth("append", 0, fault=fault)) as on:
+        await on.start()
+        await on.say("one ")
+        if roll_up:
+            await on.clock.advance(0.02)
+        await on.say("two")
+        await on.end()
+        assert on.shown() == "one two"
+        assert on.statuses == ["complete"]
 
 
 @pytest.mark.parametrize("fault", ["refused", "lost"])

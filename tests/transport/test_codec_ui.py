@@ -293,6 +293,15 @@ def test_unusable_parts_of_a_seed_are_left_out_and_unusable_messages_too() -> No
     ]
 
 
+def test_a_seed_replaces_nothing_that_is_there() -> None:
+    given: UIMessage = {"id": "a", "role": "assistant", "parts": [{"type": "text", "text": "seed"}]}
+    seeds = {"messages": [{"codecMessageId": one, "message": given} for one in ("U", "F")]}
+    fork = {"kind": "tool-result", "codecMessageId": "F", "toolCallId": "c", "output": 1, "forkSeed": seeds}
+    said = [("input", CODEC.create_user_message("mine"), "U"), ("input", fork, "F"), ("input", fork, "F")]
+    texts = [one["message"]["parts"][0]["text"] for one in fold(*said)]
+    assert texts == ["mine", "seed"]
+
+
 def test_regenerate_has_no_content() -> None:
     event = CODEC.create_regenerate("m-1", "p-1")
     assert CODEC.target_of(event) is None
@@ -352,6 +361,7 @@ async def test_text_without_an_open_part_is_not_shown() -> None:
     ("texts", "shown", "final"),
     [
         (['{"a":', " 1}"], [{}, {"input": {"a": 1}}], {"input": {"a": 1}}),
+        (['{"a": 1}', " "], [{"input": {"a": 1}}, {"input": {"a": 1}}], {"input": {"a": 1}}),
         (["[1,", "2]"], [{}, {"input": [1, 2]}], {"input": [1, 2]}),
         (['"x', '"'], [{}, {"input": "x"}], {"input": "x"}),
         (["1", "2"], [{"input": 1}, {"input": 12}], {"input": 12}),

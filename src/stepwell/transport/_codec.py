@@ -106,7 +106,9 @@ class Encoder(Protocol):
         everything else is written, behind the text kept so far, before this returns.
 
         Raises:
-            MisuseError: The codec does not know this kind of output, or it belongs to a stream that is not open.
+            MisuseError: The codec does not know this kind of output, something in it is missing or of the wrong type,
+                or it belongs to a stream that is not open. Nothing of it was written.
+            InvalidInputError: Its data is a bare number or boolean, or a text holds half a surrogate pair. The same.
             SessionClosedError: The encoder was closed.
             EncoderRecoveryError: Text was lost and could not be restored.
             ChannelError, FencedError: As the writer.

@@ -221,24 +221,26 @@ class _Repair(Repair):
         self._seen: dict[str, set[str]] = {}
 
     def before(self, run_id: str, kind: str, headers: Headers, *, stream: bool) -> Sequence[Event]:
-        seen = self._seen.setdefault(run_id, set())
         if stream:
-            missing: list[Event] = []
-            if "start" not in seen:
-                name = headers.get("messageId")
-                missing.append({"type": "start"} if name is None else {"type": "start", "messageId": name})
-            if "start-step" not in seen:
-                # Told apart, because history may bring the real one later: `fold` drops this one then.
-                missing.append({"type": "start-step", "repaired": True})
-            seen.update(("start", "start-step"))
-            return missing
+            return self._missing(self._seen.setdefault(run_id, set()), headers.get("messageId"))
         if kind in ("start", "start-step"):
-            seen.add(kind)
+            self._seen.setdefault(run_id, set()).add(kind)
         elif kind == "finish-step":
-            seen.discard("start-step")
+            self._seen.get(run_id, set()).discard("start-step")
         elif kind in ("finish", "error", "abort"):
-            seen.clear()
+            self._seen.pop(run_id, None)
         return ()
+
+    @staticmethod
+    def _missing(seen: set[str], message_id: str | None) -> Sequence[Event]:
+        missing: list[Event] = []
+        if "start" not in seen:
+            missing.append({"type": "start"} if message_id is None else {"type": "start", "messageId": message_id})
+        if "start-step" not in seen:
+            # Told apart, because history may bring the real one later: `fold` drops this one then.
+            missing.append({"type": "start-step", "repaired": True})
+        seen.update(("start", "start-step"))
+        return missing
 
 
 class UIMessageCodec(TableCodec[UIMessage, UIProjection]):
