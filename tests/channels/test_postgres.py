@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from servers import PostgresServer, start_postgres
-from stepwell.channels import _postgres_line, open_channels
+from stepwell.channels import _postgres_bell, open_channels
 from stepwell.channels.postgres import PostgresChannel, PostgresChannels
 from stepwell.errors import (
     AppendGapError,
@@ -135,7 +135,7 @@ class TestPostgres(ChannelConformance):
 
 WRITERS = """
 import asyncio, sys
-from stepwell.channels import _postgres_line, open_channels
+from stepwell.channels import _postgres_bell, open_channels
 from stepwell.wire import WireMessage
 
 async def main(url, process):
@@ -153,7 +153,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 WRITE_UNTIL_KILLED = """
 import asyncio, sys
-from stepwell.channels import _postgres_line, open_channels
+from stepwell.channels import _postgres_bell, open_channels
 from stepwell.wire import WireMessage
 
 async def main(url):
@@ -170,7 +170,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 MIGRATE = """
 import asyncio, sys
-from stepwell.channels import _postgres_line, open_channels
+from stepwell.channels import _postgres_bell, open_channels
 from stepwell.wire import WireMessage
 
 async def main(url):
@@ -320,7 +320,7 @@ async def test_readers_of_one_provider_need_no_notification(
                 await channels.waits_at(n)
                 await channels.waits_at(n)
                 if listeners(postgres_database):
-                    monkeypatch.setattr(_postgres_line, "BELL", "elsewhere")
+                    monkeypatch.setattr(_postgres_bell, "BELL", "elsewhere")
                 await channel.publish([message(str(n))])
                 assert await asyncio.gather(*reading) == [[str(n)], [str(n)]]
 
@@ -636,7 +636,7 @@ async def test_an_idle_connection_that_was_closed_costs_no_call(
 async def test_a_lost_listener_is_replaced(
     postgres_database: str, channels: PostgresChannels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_postgres_line, "RETRY_SECONDS", (0.3, 0.3))
+    monkeypatch.setattr(_postgres_bell, "RETRY_SECONDS", (0.3, 0.3))
     writer = await channels.open("c")
     async with Watched(postgres_database, poll=NEVER) as others:
         channel = await others.open("c")

@@ -1,7 +1,8 @@
 """Channels in PostgreSQL 13 or newer, shared by the processes of many machines.
 
 What is stored and the functions that write it: `_postgres_schema`. How this process talks to the server:
-`_postgres_line`. Writes that are called at the same time share a statement, and so a round trip and a commit.
+`_postgres_line` and `_postgres_bell`. Writes that are called at the same time share a statement, and so a round trip
+and a commit.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ from ._folding import (
     split_extras,
 )
 from ._postgres_arrays import Blobs, Booleans, Numbers, Texts
-from ._postgres_line import GONE, Bell, Connections, Line, repeat_conflicts
+from ._postgres_bell import GONE, Bell
+from ._postgres_line import Connections, Line, repeat_conflicts
 from ._postgres_schema import APPEND, CONTINUE, CREATE, FENCE, FENCED, GAP, NOT_TEXT, OK, UPDATE
 from ._reader import Bounds, Page, Row, open_reader, read_history
 
