@@ -252,9 +252,7 @@ class TurnTask:
         return True
 
     def _attach(self, head: SessionHead) -> Working:
-        core = self._core
-        working = self._working = Working(head, core.clock, core.providers, core.store)
-        working.gateways = core.gateways
+        working = self._working = Working(head, self._core)
         working.begin(self._stream)
         self.session_id = head.id
         return working

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 
-from stepwell._clock import Clock
 from stepwell._json import deep_merge, json_copy
 from stepwell._signal import CancelSignal
 from stepwell.errors import HandlerError
@@ -28,7 +27,6 @@ from stepwell.messages import (
     gen_message_id,
 )
 from stepwell.models import LlmType, ModelGateway, ModelSelection
-from stepwell.models.providers import Providers
 from stepwell.sessions import (
     Commit,
     InboxRow,
@@ -39,12 +37,14 @@ from stepwell.sessions import (
     NewMessage,
     SequenceEntry,
     SessionHead,
-    SessionStore,
     StageRecord,
     TurnRecord,
 )
 
 from ._stream import TurnStream
+
+if TYPE_CHECKING:
+    from ._core import Core
 
 __all__ = ["History", "Scope", "Working"]
 
@@ -165,11 +165,13 @@ class Working:
     Usage and log lines survive a roll-back: they happened.
     """
 
-    def __init__(self, head: SessionHead, clock: Clock, providers: Providers, store: SessionStore) -> None:
+    def __init__(self, head: SessionHead, core: Core) -> None:
         self.head = head
-        self.clock = clock
-        self.providers = providers
-        self.store = store
+        self.clock = core.clock
+        self.alarm = core.alarm
+        self.providers = core.providers
+        self.store = core.store
+        self.gateways = core.gateways
         self.histories: dict[str, History] = {}
         self.observer = TurnStream()
         self.visit: VisitState = cast("VisitState", None)
@@ -177,7 +179,6 @@ class Working:
         self.step_id = ""
         self.cancelled = _NEVER
         self.executing = head.workflow.current
-        self.gateways: dict[ModelSelection, ModelGateway] = {}
         self._transient: dict[str, JsonObject] = {}
         self._new: list[NewMessage] = []
         self._first: dict[str, int] = {}

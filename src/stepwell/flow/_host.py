@@ -39,6 +39,7 @@ class StepHost:
         self.tool_errors: ToolErrors = step.tool_errors or flow.tool_errors
         self.visit = runtime.visit
         self.clock = runtime.clock
+        self.alarm = runtime.alarm
         self.observer = runtime.observer
         self.run_id = runtime.run_id
         self.step_id = runtime.step_id

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import msgspec
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from stepwell._json import is_text_clean
 from stepwell.errors import ModelInvocationError, ModelTimeoutError
@@ -88,11 +89,11 @@ class Attempt:
         text = self._text
         halves = self._halves
         shown = False  # live, and something that is not blank came
-        with Watchdog(host.clock, request.deadlines) as watchdog:
-            alive = watchdog.alive
+        now = host.clock.monotonic
+        with Watchdog(host.alarm, request.deadlines) as watchdog:
             async with gateway.stream(request) as events:
                 async for event in events:
-                    alive()
+                    watchdog.last = now()
                     if type(event) is TextDelta:
                         said = event.text
                         if halves or not said.isascii():
@@ -108,6 +109,7 @@ class Attempt:
         if self.finish is not None:
             return
         if watchdog.expired:
+            await checkpoint_if_cancelled()  # a scope that was cancelled in the same moment counts more
             limit = getattr(request.deadlines, watchdog.expired)
             raise ModelTimeoutError(
                 f"{request.selection.id} passed the {watchdog.expired} deadline of {limit:g} s: raise it in the call "

@@ -9,16 +9,15 @@ from typing import Any, TypeAlias
 import anyio
 import anyio.to_thread
 import msgspec
+from anyio import CancelScope
 
 from stepwell._signal import CancelSignal
 from stepwell.errors import ConflictingOutcomesError, HandlerError, InvalidOutcomeError, StepwellError, ToolTimeoutError
 from stepwell.messages import JsonValue, ToolCall, ToolResult
-from stepwell.models import Deadlines
 from stepwell.outcomes import Outcome, Stay
 from stepwell.tools import ArgumentsError, Handler, ToolContext, ToolDefinition, ToolErrors
 
 from ._host import CallScope, LoopHost
-from ._watch import Watchdog
 
 __all__ = ["Batch", "BatchResult", "Ran"]
 
@@ -211,11 +210,15 @@ class Batch:
         """Run the body, in the loop or in a thread, under its deadline."""
         body: Callable[..., Any] = partial(self.host.bound(handler), *(() if calls is None else (calls,)), **arguments)
         with scope.active():
-            if timeout is None:
+            if timeout is None or context.deadline is None:
                 return await self._body(handler, body, context.cancelled)
-            with Watchdog(self.host.clock, Deadlines(attempt=timeout)):
-                return await self._body(handler, body, context.cancelled)
-        # The watchdog swallowed the cancellation it caused, and no other.
+            # A scope, which a handler may shield itself from and cannot swallow: it is anybody's code.
+            with CancelScope() as limit:
+                timer = self.host.clock.call_at(context.deadline, limit.cancel)
+                try:
+                    return await self._body(handler, body, context.cancelled)
+                finally:
+                    timer.cancel()
         raise ToolTimeoutError(
             f"Tool {name} of stage {self.host.stage_id} did not finish within {timeout:g} s.",
             stage=self.host.stage_id,

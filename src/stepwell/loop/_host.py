@@ -15,6 +15,7 @@ from stepwell.tools import Handler, ToolDefinition, ToolErrors
 
 from ._contexts import LlmAttemptErrorContext, LlmBlockedContext, LlmErrorContext
 from ._policy import CallPolicy
+from ._watch import Alarm
 
 __all__ = ["CallScope", "LoopHost", "LoopObserver", "StreamMode", "Verdict", "VisitState"]
 
@@ -148,6 +149,11 @@ class LoopHost(Protocol):
     @property
     def clock(self) -> Clock:
         """Time."""
+        ...
+
+    @property
+    def alarm(self) -> Alarm:
+        """What watches over the deadlines of model calls."""
         ...
 
     @property
