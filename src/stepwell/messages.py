@@ -12,10 +12,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from os import urandom
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+from uuid_utils import uuid4
 
 from .errors import HistoryError, NewerSchemaError, StoreDataError
 
@@ -59,7 +59,7 @@ def gen_message_id(stage: str, now: float) -> str:
         now: Unix time in seconds.
     """
     seconds = int(now)
-    return f"{stage}|{_second(seconds)}.{int((now - seconds) * 1000):03d}Z|{urandom(4).hex()}"
+    return f"{stage}|{_second(seconds)}.{int((now - seconds) * 1000):03d}Z|{uuid4().hex[:8]}"
 
 
 @lru_cache(maxsize=4)

@@ -16,6 +16,7 @@ import anyio
 import msgspec
 from anyio import CancelScope
 
+from stepwell._clock import stamp
 from stepwell._json import json_copy
 from stepwell.errors import (
     CancelKind,
@@ -236,7 +237,7 @@ class TurnTask:
                 schema_version=cls.schema_version,
                 context={"config": given.config} if given.config is not None else {},
             ),
-            created_at=round(now, 3),
+            created_at=stamp(now),
             previous=self._previous,
         )
         working = self._attach(head)

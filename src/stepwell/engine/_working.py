@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 
+from stepwell._clock import stamp
 from stepwell._json import deep_merge, json_copy
 from stepwell._signal import CancelSignal
 from stepwell.errors import HandlerError
@@ -264,7 +265,7 @@ class Working:
     def write_state(self, stage: str, op: StateOp, value: Any) -> None:
         """See `Runtime`."""
         changed = apply_op(self.state(stage), op, value)
-        changed["_saved_at"] = round(self.clock.time(), 3)
+        changed["_saved_at"] = stamp(self.clock.time())
         if (scope := _scope.get()) is not None:
             scope.record("state", stage, op, value)
             scope.overlay[stage] = changed
@@ -373,7 +374,7 @@ class Working:
 
     def log(self, level: Literal["debug", "info", "warning", "error"], text: str, data: JsonValue = None) -> None:
         """See `Runtime`."""
-        self._log.append(LogEntry(level, round(self.clock.time(), 3), text, json_copy(data)))
+        self._log.append(LogEntry(level, stamp(self.clock.time()), text, json_copy(data)))
 
     # -- UnitRuntime
 
@@ -448,7 +449,7 @@ class Working:
     def enter(self, stage: str) -> None:
         """The cursor moves; the sequence says so."""
         self.head.workflow.current = stage
-        self._sequence.append(SequenceEntry(stage, round(self.clock.time(), 3)))
+        self._sequence.append(SequenceEntry(stage, stamp(self.clock.time())))
 
     def consume(self, update: InboxUpdate | InboxRow) -> None:
         """Change an inbox row with the next commit."""
@@ -456,8 +457,7 @@ class Working:
 
     def commit(self, *, release: bool = False) -> Commit:
         """All that happened since the last one."""
-        now = self.clock.time()
-        self.head.saved_at = round(now, 3)
+        self.head.saved_at = stamp(self.clock.time())
         return Commit(
             head=self.head,
             messages=self._new,
