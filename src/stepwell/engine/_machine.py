@@ -197,7 +197,8 @@ class FlowMachine:
             message = step.on_crossing(cast("Message | None", handed), record.prior)
         if message is not None:
             self.working.add_message(step.get_memory_space(), step.id, as_message(message))
-        self.working.observer.emit(StageEntered(step.id))
+        if self.working.observer.heard:
+            self.working.observer.emit(StageEntered(step.id))
 
     async def _logic(self, step: Step[Any, Any]) -> Decided:
         turn = self.working.turn

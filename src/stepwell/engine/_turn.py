@@ -383,7 +383,8 @@ class TurnTask:
         self._tell_started()
 
     def _tell_started(self) -> None:
-        self._stream.emit(TurnStarted(self.session_id, self.run_id, self.invocation_id, self._given.definition.id))
+        if self._stream.heard:
+            self._stream.emit(TurnStarted(self.session_id, self.run_id, self.invocation_id, self._given.definition.id))
 
     async def _stored(self, session: str) -> TurnResult | None:
         """The result of the same input, if it was given before and is done."""
@@ -413,15 +414,16 @@ class TurnTask:
 
         A cancel that comes meanwhile is held back: it is honoured at the next await, with the unit stored.
         """
-        step = self.working.step_id
+        working = self.working
         self._committing = True
         try:
-            revision = await self._hold.commit(self.working, release=release)
+            revision = await self._hold.commit(working, release=release)
         finally:
             self._committing = False
             if self._cancel is not None:
                 self._scope.cancel()
-        self._stream.emit(Committed(step, revision))
+        if self._stream.heard:
+            self._stream.emit(Committed(working.step_id, revision))
 
     # -- ends
 

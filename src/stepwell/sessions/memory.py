@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from stepwell._clock import Clock, SystemClock
@@ -32,16 +31,6 @@ from .document import LogEntry, SequenceEntry, SessionHead, SessionSummary
 from .store import Acquired, Commit, DueSession, InboxRow, InboxUpdate, JournalRow, Lease, StoredMessage
 
 __all__ = ["MemoryStore"]
-
-
-class _Namespace:
-    """Messages of one namespace; positions ascend, the rows are encoded records."""
-
-    __slots__ = ("positions", "rows")
-
-    def __init__(self) -> None:
-        self.positions: list[int] = []
-        self.rows: dict[int, bytes] = {}
 
 
 class _Session:
@@ -76,7 +65,7 @@ class _Session:
         self.flow = ""
         self.status = ""
         self.turn = TURN_NONE
-        self.messages: dict[str, _Namespace] = {}
+        self.messages: dict[str, dict[int, bytes]] = {}  # by namespace and position
         self.sequence: list[SequenceEntry] = []
         self.log: list[bytes] = []
         self.inbox: dict[str, InboxRow] = {}
@@ -169,14 +158,11 @@ class MemoryStore:
         self, session: str, ns: str, *, first: int = 0, before: int | None = None, last: int | None = None
     ) -> list[StoredMessage]:
         """See `SessionStore.load_messages`."""
-        rows = self._find(session).messages.get(ns)
-        if rows is None:
-            return []
-        start = bisect_left(rows.positions, first)
-        end = len(rows.positions) if before is None else bisect_left(rows.positions, before)
+        rows = self._find(session).messages.get(ns, {})
+        positions = sorted(at for at in rows if at >= first and (before is None or at < before))
         if last is not None:
-            start = max(start, end - last)
-        return [StoredMessage(at, decode_message(rows.rows[at])) for at in rows.positions[start:end]]
+            positions = positions[max(0, len(positions) - last) :]
+        return [StoredMessage(at, decode_message(rows[at])) for at in positions]
 
     async def load_sequence(self, session: str) -> list[SequenceEntry]:
         """See `SessionStore.load_sequence`."""
@@ -284,25 +270,19 @@ class MemoryStore:
             text_checked(row.key, "inbox key")
         for row in commit.journal:
             text_checked(row.key, "journal key")
-        seen: set[tuple[str, int]] = set()
+        new: set[tuple[str, int]] = set()
         for message in commit.messages:
-            rows = found.messages.get(text_checked(message.ns, "namespace"))
-            check_position(session, message.ns, message.position)
-            at = (message.ns, message.position)
-            if at in seen or (rows is not None and message.position in rows.rows):
-                raise taken(session, *at)
-            seen.add(at)
+            ns, position = at = message.ns, message.position
+            check_position(session, text_checked(ns, "namespace"), position)
+            if at in new or (ns in found.messages and position in found.messages[ns]):
+                raise taken(session, ns, position)
+            new.add(at)
         for message in commit.messages:
-            rows = found.messages.get(message.ns)
-            if rows is None:
-                rows = found.messages[message.ns] = _Namespace()
-            if not rows.positions or message.position > rows.positions[-1]:
-                rows.positions.append(message.position)
-            else:
-                insort(rows.positions, message.position)
-            rows.rows[message.position] = message.data
+            found.messages.setdefault(message.ns, {})[message.position] = message.data
         for ns, first in commit.first.items():
-            _drop_below(found.messages.get(ns), first)
+            rows = found.messages.get(ns, {})
+            for position in [position for position in rows if position < first]:
+                del rows[position]
         found.sequence += commit.sequence
         found.log += log
         for row in commit.inbox:
@@ -321,15 +301,6 @@ class MemoryStore:
             self._candidates[session] = None
         if commit.release:
             self._give_up(session, found)
-
-
-def _drop_below(rows: _Namespace | None, first: int) -> None:
-    if rows is None:
-        return
-    end = bisect_left(rows.positions, first)
-    for at in rows.positions[:end]:
-        del rows.rows[at]
-    del rows.positions[:end]
 
 
 def _apply_inbox(inbox: dict[str, InboxRow], row: InboxUpdate | InboxRow) -> None:
