@@ -272,12 +272,13 @@ class HistoryCheck:
                 "add their results first."
             )
         if isinstance(message, AssistantMessage):
-            ids = [call.id for call in message.calls]
-            if len(set(ids)) != len(ids) or not all(ids):
-                raise HistoryError("The calls of one reply need ids that are not empty and differ from each other.")
-            if not (message.text.strip() or ids or message.files):
+            if calls := message.calls:
+                opened = {call.id: call.name for call in calls}
+                if len(opened) != len(calls) or "" in opened:
+                    raise HistoryError("The calls of one reply need ids that are not empty and differ from each other.")
+                self.open = opened
+            elif not (message.text.strip() or message.files):
                 raise HistoryError("A reply without text, calls and files cannot enter a history.")
-            self.open = {call.id: call.name for call in message.calls}
         elif not message.text.strip() and not (isinstance(message, UserMessage) and _has_file(message)):
             raise HistoryError(f"An empty message of role {_role(message)!r} cannot enter a history.")
 

@@ -80,7 +80,8 @@ class FlowMachine:
         self.working.executing = head.workflow.current
         head.workflow.model = self.flow.get_model_selection().to_json()
         for step in steps:
-            step._keep_model()  # pyright: ignore[reportPrivateUsage]
+            if step._override is not None:  # pyright: ignore[reportPrivateUsage]
+                step._keep_model()  # pyright: ignore[reportPrivateUsage]
 
     def _adopt(self, head: SessionHead, steps: Sequence[Step[Any, Any]]) -> None:
         """Bring the stage ids of a stored document to today's names, by alias."""
@@ -223,6 +224,9 @@ class FlowMachine:
     async def _apply(self, step: Step[Any, Any], decided: Decided) -> Done | None:
         """Apply a decision in the order of the design: transition, prompt, state, content type, results, message."""
         outcome = decided.decision
+        if isinstance(outcome, Again):
+            settle(self.working, step, decided)
+            return None
         target = self.flow.get_step(outcome.target) if isinstance(outcome, (Go, DirectTo)) else None
         if isinstance(outcome, Finish):
             await step.on_exit()
@@ -246,7 +250,7 @@ class FlowMachine:
         elif message is not None:
             self.working.add_message(there.get_memory_space(), there.id, message)
         match outcome:
-            case Again() | Go():
+            case Go():
                 return None
             case Reply():
                 return Done(outcome.text, outcome.content_type or self._type(step))

@@ -91,6 +91,12 @@ class StepDefinition:
         names = dict.fromkeys((*self.table.exposed, *step.use_tools()))
         return [self.schemas.get(name) or self._exposed(name, step.flow.id) for name in names]
 
+    def exposes(self, step: Step[Any, Any], name: str) -> bool:
+        """Whether a tool is among them."""
+        if not self.dynamic_tools:
+            return name in self.schemas
+        return name in self.table.exposed or name in step.use_tools()
+
 
 class FlowDefinition:
     """A registered flow class.

@@ -11,9 +11,9 @@ from stepwell.flow._definition import FlowDefinition, StepDefinition
 from stepwell.flow._returned import handled
 from stepwell.flow._runtime import UnitRuntime
 from stepwell.flow._step import Step
-from stepwell.loop import CallScope, LlmAttemptErrorContext, LlmBlockedContext, LlmErrorContext, StreamMode
-from stepwell.messages import JsonObject, JsonValue, Message, ToolCall, ToolOutcome, ToolResult, Usage
-from stepwell.models import Candidate, ModelGateway, ModelSelection, ToolSchema
+from stepwell.loop import LlmAttemptErrorContext, LlmBlockedContext, LlmErrorContext, StreamMode
+from stepwell.messages import JsonObject, JsonValue, Message, ToolCall, ToolOutcome, ToolResult
+from stepwell.models import Candidate, ModelSelection, ToolSchema
 from stepwell.outcomes import Outcome
 from stepwell.tools import Handler, ToolDefinition, ToolErrors
 
@@ -45,6 +45,10 @@ class StepHost:
         self.step_id = runtime.step_id
         self.conversation = runtime.session_id
         self.cancelled = runtime.cancelled
+        self.gateway = runtime.gateway
+        self.spent = runtime.spent
+        self.add_usage = runtime.add_usage
+        self.open_call = runtime.open_call
 
     @property
     def selection(self) -> ModelSelection:
@@ -70,18 +74,6 @@ class StepHost:
     def parse_output(self, text: str) -> JsonValue:
         """See `LoopHost`."""
         return self.built.output.parse(text) if self.built.output else text
-
-    def gateway(self, selection: ModelSelection) -> ModelGateway:
-        """See `LoopHost`."""
-        return self.runtime.gateway(selection)
-
-    def spent(self) -> int:
-        """See `LoopHost`."""
-        return self.runtime.spent()
-
-    def add_usage(self, selection: ModelSelection, usage: Usage | None) -> None:
-        """See `LoopHost`."""
-        self.runtime.add_usage(selection, usage)
 
     def check_response(self, candidate: Candidate) -> bool:
         """See `LoopHost`."""
@@ -113,24 +105,24 @@ class StepHost:
     def handler(self, name: str) -> tuple[Handler, ToolDefinition | None] | None:
         """See `LoopHost`."""
         handler = self.built.table.handlers.get(name)
-        if handler is None or all(schema.name != name for schema in self.exposed()):
+        if handler is None or not self.exposes(name):
             return None
         return handler, self.built.tools[name][0]
 
-    def batch_handler(self, names: frozenset[str]) -> Handler | None:
+    def exposes(self, name: str) -> bool:
         """See `LoopHost`."""
-        handler = self.built.table.find(names)
-        if handler is None or not names <= {schema.name for schema in self.exposed()}:
+        return self.built.exposes(self.step, name)
+
+    def batch_handler(self, calls: Sequence[ToolCall]) -> Handler | None:
+        """See `LoopHost`."""
+        handler = self.built.table.find(call.name for call in calls)
+        if handler is None or not all(self.exposes(name) for name in handler.names):
             return None
         return handler
 
     def bound(self, handler: Handler) -> Any:
         """See `LoopHost`."""
         return getattr(self.step, handler.name)
-
-    def open_call(self, call: ToolCall, after: CallScope | None) -> CallScope:
-        """See `LoopHost`."""
-        return self.runtime.open_call(call, after)
 
     def outcome(self, value: Any, tool: str) -> Outcome:
         """See `LoopHost`."""

@@ -31,6 +31,10 @@ from ._watch import Watchdog
 __all__ = ["Attempt"]
 
 
+UNKNOWN = Usage()
+"""Of a provider that did not report it."""
+
+
 class _Call:
     """A call while it is being streamed."""
 
@@ -183,7 +187,8 @@ class Attempt:
 
     def _input(self, index: int, delta: str, observer: LoopObserver) -> bool:
         if self._live:
-            self.release(observer)
+            if self._held:
+                self.release(observer)
             call = self._calls[index]
             observer.tool_input(index, call.id, call.name, delta)
         return self._live
@@ -199,24 +204,25 @@ class Attempt:
 
     def candidate(self, request: ModelRequest) -> Candidate:
         """The whole reply. Only after `run` returned."""
-        finish = cast("Finish", self.finish)
-        calls = tuple(
-            ToolCall(call.id, call.name, call.parsed()) for _, call in sorted(self._calls.items()) if call.name
-        )
-        reasoning = "".join(self._reasoning)
+        finish, selection = cast("Finish", self.finish), request.selection
         stop = finish.stop
-        if stop is StopReason.COMPLETE and calls:
-            stop = StopReason.TOOL_CALLS
+        calls: tuple[ToolCall, ...] = ()
+        if self._calls:
+            ordered = [call for _, call in sorted(self._calls.items()) if call.name]
+            calls = tuple([ToolCall(call.id, call.name, call.parsed()) for call in ordered])
+            if stop is StopReason.COMPLETE and calls:
+                stop = StopReason.TOOL_CALLS
+        reasoning = "".join(self._reasoning)
         return Candidate(
             text="".join(self._text),
             stop=stop,
-            provider=request.selection.provider,
-            model=request.selection.name,
+            provider=selection.provider,
+            model=selection.name,
             reasoning=(ReasoningPart(reasoning),) if reasoning else (),
             tool_calls=calls,
             files=tuple(self._files),
             raw_reason=finish.raw,
             details=finish.details,
-            usage=self.usage or Usage(),
+            usage=self.usage or UNKNOWN,
             provider_data=finish.provider_data,
         )

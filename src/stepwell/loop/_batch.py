@@ -72,7 +72,7 @@ class Batch:
             Exception: What a handler raised, after its siblings ended (in order: those that had begun).
         """
         host = self.host
-        handler = host.batch_handler(frozenset(call.name for call in self.calls))
+        handler = host.batch_handler(self.calls)
         if handler is not None:
             await self._together(handler)
         else:
@@ -120,7 +120,7 @@ class Batch:
     async def _one(self, call: ToolCall, found: _Found, after: CallScope | None) -> Ran:
         host = self.host
         if found is None:
-            if any(schema.name == call.name for schema in host.exposed()):
+            if host.exposes(call.name):
                 # A set of tools that one handler serves: the model called only some of them, or others besides.
                 why = f"{call.name} only runs together with the tools it belongs to, in one reply and without others."
                 return self._refuse(call, why)

@@ -236,8 +236,12 @@ class LoopHost(Protocol):
         """Who handles an exposed tool; `None` if it is not exposed or has no handler."""
         ...
 
-    def batch_handler(self, names: frozenset[str]) -> Handler | None:
-        """Who handles exactly this set of tools."""
+    def exposes(self, name: str) -> bool:
+        """Whether a tool is among `exposed()`."""
+        ...
+
+    def batch_handler(self, calls: Sequence[ToolCall]) -> Handler | None:
+        """Who handles exactly the set of tools that these calls are for."""
         ...
 
     def bound(self, handler: Handler) -> Any:

@@ -169,7 +169,8 @@ class _Round:
 
     async def _attempt(self, selection: ModelSelection) -> Accepted | _Failed | _Blocked:
         host = self.host
-        self._check_budget()
+        if self.policy.max_total_tokens is not None:
+            self._check_budget(self.policy.max_total_tokens)
         gateway = host.gateway(selection)
         request = self._request(selection)
         streams = request.output_schema is None or (host.stream_mode == "live" and host.stream_partial_objects)
@@ -180,7 +181,10 @@ class _Round:
         detail: str | None = None
         try:
             result = await self._result(attempt, gateway, request, selection)
-            verdict, detail = _verdict(result)
+            if isinstance(result, Accepted):
+                verdict = "accepted"
+            else:
+                verdict, detail = _verdict(result)
             return result
         except Exception as error:
             verdict, detail = "thrown", type(error).__name__
@@ -212,9 +216,8 @@ class _Round:
                 attempt.release(host.observer)
         return result
 
-    def _check_budget(self) -> None:
-        limit = self.policy.max_total_tokens
-        if limit is not None and (spent := self.host.spent()) >= limit:
+    def _check_budget(self, limit: int) -> None:
+        if (spent := self.host.spent()) >= limit:
             raise UsageLimitError(
                 f"The turn used {spent} of {limit} tokens (max_total_tokens): no further model call is made.",
                 stage=self.host.stage_id,
@@ -484,10 +487,8 @@ _WHY = {
 }
 
 
-def _verdict(result: Accepted | _Failed | _Blocked) -> tuple[Verdict, str | None]:
-    """How an attempt ended, for observers; the detail names an error or reason, and holds no content."""
-    if isinstance(result, Accepted):
-        return "accepted", None
+def _verdict(result: _Failed | _Blocked) -> tuple[Verdict, str | None]:
+    """How an attempt failed, for observers; the detail names an error or reason, and holds no content."""
     if isinstance(result, _Blocked):
         return "blocked", result.context.reason
     if result.rejection is not None:

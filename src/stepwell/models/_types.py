@@ -92,8 +92,11 @@ class ModelSelection:
     name: str
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
     attempts: int | None = None
+    id: str = field(init=False, repr=False, compare=False)
+    """`provider:name`."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "id", f"{self.provider}:{self.name}")
         if not self.provider.strip() or not self.name.strip():
             raise LlmSetupError('A model selection needs a provider and a name, written "provider:name".')
         if self.attempts is not None and self.attempts < 1:
@@ -105,13 +108,8 @@ class ModelSelection:
             )
         object.__setattr__(self, "params", MappingProxyType(dict(self.params)))
 
-    @property
-    def id(self) -> str:
-        """`provider:name`."""
-        return f"{self.provider}:{self.name}"
-
     def __hash__(self) -> int:
-        return hash((self.provider, self.name, self.attempts))
+        return hash(self.id)
 
     @classmethod
     def parse(cls, value: ModelSelection | str) -> ModelSelection:
