@@ -113,6 +113,7 @@ class FlowMachine:
         step = self.flow.get_step(self.working.current)
         self.working.head.turn = turn
         self.working.visit = turn.visit
+        self.working.run_id = turn.run
         if message is not None:
             ns = step.get_memory_space()
             known = self.working.messages(ns)
@@ -137,7 +138,6 @@ class FlowMachine:
         step = self.flow.get_step(record.stage)
         working.visit = record
         working.executing = step.id
-        working.run_id = turn.run
         working.step_id = f"{turn.invocation}-step-{turn.unit}"
         calls = working.open_calls(step.get_memory_space())
         kind = "logic" if step.is_logic() else "tools" if calls else "run" if self._overrides_run(step) else "reply"

@@ -187,7 +187,9 @@ class TurnTask:
     @property
     def working(self) -> Working:
         """The session; only while the turn has one."""
-        return cast("Working", self._working)
+        working = self._working
+        assert working is not None
+        return working
 
     # -- beginning
 
@@ -215,7 +217,8 @@ class TurnTask:
                     return None
                 target = follow
                 continue
-            await self._recover()
+            if head.turn is not None:
+                await self._recover()
             if given.key and (seen := await self._stored(target)) is not None:
                 await self._hold.give_up()
                 return seen
@@ -319,14 +322,13 @@ class TurnTask:
 
     async def _recover(self) -> None:
         """A turn was left open by a process that died: its units go on where they were committed."""
-        if self.working.head.turn is None:
-            return
         mine = self.run_id, self.invocation_id
         machine = self._machine = FlowMachine(self._given.definition, self.working)
         await machine.build()
         machine.restored = True
         turn = self.working.turn
         self.working.visit = turn.visit
+        self.working.run_id = turn.run
         self.run_id, self.invocation_id = turn.run, turn.invocation
         self.working.log("warning", "an open turn of a process that ended is finished first", {"run": turn.run})
         # Its output belongs to that run, not to the one that is about to begin.
@@ -475,7 +477,8 @@ class TurnTask:
         if self.done.is_set():
             return
         self.result = result
-        self._stream.emit(TurnFinished(result))
+        if self._stream.heard:
+            self._stream.emit(TurnFinished(result))
         self._stream.close()
         self.done.set()
 

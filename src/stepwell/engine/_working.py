@@ -136,8 +136,6 @@ class History:
     @property
     def open(self) -> list[ToolCall]:
         """The newest reply's calls that have no result."""
-        if not self.check.open:
-            return []
         for message in reversed(self.messages):
             if isinstance(message, AssistantMessage):
                 return [call for call in message.calls if call.id in self.check.open]
@@ -242,10 +240,12 @@ class Working:
     def messages(self, ns: str) -> Sequence[Message]:
         """See `Runtime`."""
         history = self.histories.get(ns)
-        known = history.messages if history else []
-        if history is not None and history.deferred:
-            known = [*known, *history.deferred]
-        return known if (scope := _scope.get()) is None else scope.view(ns, known)
+        if history is None:
+            known: list[Message] = []
+        else:
+            known = [*history.messages, *history.deferred] if history.deferred else history.messages
+        scope = _scope.get()
+        return known if scope is None else scope.view(ns, known)
 
     def transient(self, stage: str) -> JsonObject:
         """See `Runtime`."""
@@ -404,15 +404,15 @@ class Working:
 
     def add_usage(self, selection: ModelSelection, usage: Usage | None) -> None:
         """See `LoopHost`."""
-        self._spent.append((selection.id, usage))
-        self._count(selection.id, usage)
+        model = selection.id
+        self._spent.append((model, usage))
+        self._count(model, usage)
 
     def _count(self, model: str, usage: Usage | None) -> None:
-        tables = [self.head.usage]
-        if self.head.turn is not None:
-            tables.append(self.head.turn.usage)
-            self.head.turn.tokens += (usage.total or 0) if usage else 0
-        for table in tables:
+        turn = self.head.turn
+        if turn is not None and usage is not None:
+            turn.tokens += usage.total or 0
+        for table in (self.head.usage, turn.usage) if turn is not None else (self.head.usage,):
             entry = table.get(model)
             if entry is None:
                 entry = table[model] = ModelUsage()
@@ -429,7 +429,7 @@ class Working:
     def open_calls(self, ns: str) -> Sequence[ToolCall]:
         """See `UnitRuntime`."""
         history = self.histories.get(ns)
-        return history.open if history else []
+        return history.open if history is not None and history.check.open else ()
 
     def apply(self, scope: CallScope) -> None:
         """See `UnitRuntime`."""

@@ -239,7 +239,8 @@ class Step(Stage, Generic[OutputT, StateT]):
 
     def get_model_selection(self) -> ModelSelection:
         """The configured model of this step."""
-        return merge_selection(self._override or stored_override(self), self._flow.get_model_selection())
+        override, base = self._override or stored_override(self), self._flow.get_model_selection()
+        return base if override is None else merge_selection(override, base)
 
     def get_model(self) -> str:
         """The configured model as `provider:name`."""
@@ -276,10 +277,8 @@ def stored_override(step: Step[Any, Any]) -> ModelSelection | None:
     return ModelSelection.from_json(stored) if stored else None
 
 
-def merge_selection(override: ModelSelection | None, base: ModelSelection) -> ModelSelection:
+def merge_selection(override: ModelSelection, base: ModelSelection) -> ModelSelection:
     """Same model: the override's parameters over the base's; another model: the override alone."""
-    if override is None:
-        return base
     if override.id != base.id:
         return override
     return ModelSelection(

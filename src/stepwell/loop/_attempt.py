@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from anyio.lowlevel import checkpoint_if_cancelled
@@ -204,7 +204,8 @@ class Attempt:
 
     def candidate(self, request: ModelRequest) -> Candidate:
         """The whole reply. Only after `run` returned."""
-        finish, selection = cast("Finish", self.finish), request.selection
+        finish, selection = self.finish, request.selection
+        assert finish is not None
         stop = finish.stop
         calls: tuple[ToolCall, ...] = ()
         if self._calls:

@@ -16,7 +16,7 @@ The classification (design: the model loop), first match wins:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, Literal, cast
 
@@ -95,7 +95,7 @@ class _Blocked(msgspec.Struct, frozen=True):
     cause: Exception | None = None
 
 
-async def run_round(host: LoopHost) -> Accepted | Terminal:
+def run_round(host: LoopHost) -> Coroutine[Any, Any, Accepted | Terminal]:
     """Run one round of `host`.
 
     Returns:
@@ -110,7 +110,7 @@ async def run_round(host: LoopHost) -> Accepted | Terminal:
         Exception: The context's error if nobody handled it, with `attempts_made` as a note; whatever a hook or the
             prompt raises.
     """
-    return await _Round(host).run()
+    return _Round(host).run()
 
 
 class _Round:

@@ -6,7 +6,7 @@ import asyncio
 from contextvars import Context
 from math import inf
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 from stepwell._clock import Clock, Timer
 from stepwell.errors import TimeoutKind
@@ -89,7 +89,8 @@ class Watchdog:
     def _due(self, now: float) -> tuple[float, TimeoutKind | None]:
         """When to look next, and which deadline that is (`None`: only a look, the first token may move it)."""
         deadlines, last = self._deadlines, self.last
-        when, kind = inf, None
+        when = inf
+        kind: TimeoutKind | None = None
         if deadlines.attempt is not None:
             when, kind = self._start + deadlines.attempt, "attempt"
         if last is None and deadlines.first_token is not None and self._start + deadlines.first_token < when:
@@ -98,7 +99,7 @@ class Watchdog:
             since = now if last is None else last
             if since + deadlines.idle < when:
                 when, kind = since + deadlines.idle, None if last is None else "idle"
-        return when, cast("TimeoutKind | None", kind)
+        return when, kind
 
     def look(self, now: float) -> float:
         """Cut the work if its time is over; returns when to look again. Only `Alarm` calls it."""
@@ -114,8 +115,10 @@ class Watchdog:
         return now + _AGAIN
 
     def __enter__(self) -> Watchdog:
-        self._task = cast("asyncio.Task[Any]", asyncio.current_task())
-        self._pending = self._task.cancelling()
+        task = asyncio.current_task()
+        assert task is not None
+        self._task: asyncio.Task[Any] = task
+        self._pending = task.cancelling()
         self._start = now = self._alarm.clock.monotonic()
         when, _ = self._due(now)
         if when < inf:

@@ -21,7 +21,7 @@ from stepwell.errors import (
     UnknownSessionError,
 )
 
-from .document import LogEntry, SessionHead, SessionSummary, decode_head, encode_head
+from .document import LogEntry, SessionHead, SessionSummary, decode_head
 
 MAX_POSITION: Final = (1 << 22) - 1
 """The last position of a namespace. No conversation comes near; it leaves room in a row's number for the rest."""
@@ -53,7 +53,7 @@ def head_bytes(head: SessionHead) -> bytes:
     try:
         revision, head.revision = head.revision, 0  # a column; put back below, cheaper than a copy of the head
         try:
-            return encode_head(head)
+            return _encode(head)
         finally:
             head.revision = revision
     except (ValueError, TypeError, msgspec.MsgspecError) as error:

@@ -65,7 +65,7 @@ class _Session:
         self.flow = ""
         self.status = ""
         self.turn = TURN_NONE
-        self.messages: dict[str, dict[int, bytes]] = {}  # by namespace and position
+        self.messages: dict[tuple[str, int], bytes] = {}  # by namespace and position
         self.sequence: list[SequenceEntry] = []
         self.log: list[bytes] = []
         self.inbox: dict[str, InboxRow] = {}
@@ -158,11 +158,11 @@ class MemoryStore:
         self, session: str, ns: str, *, first: int = 0, before: int | None = None, last: int | None = None
     ) -> list[StoredMessage]:
         """See `SessionStore.load_messages`."""
-        rows = self._find(session).messages.get(ns, {})
-        positions = sorted(at for at in rows if at >= first and (before is None or at < before))
+        rows = self._find(session).messages
+        positions = sorted(at for of, at in rows if of == ns and at >= first and (before is None or at < before))
         if last is not None:
             positions = positions[max(0, len(positions) - last) :]
-        return [StoredMessage(at, decode_message(rows[at])) for at in positions]
+        return [StoredMessage(at, decode_message(rows[ns, at])) for at in positions]
 
     async def load_sequence(self, session: str) -> list[SequenceEntry]:
         """See `SessionStore.load_sequence`."""
@@ -263,26 +263,25 @@ class MemoryStore:
         """Apply a commit. All that can fail comes first, so that it is applied whole or not at all."""
         head = commit.head
         data = head_bytes(head)
-        log = [log_bytes(entry) for entry in commit.log]
+        log = list(map(log_bytes, commit.log))
         for entry in commit.sequence:
             text_checked(entry.stage, "stage")
         for row in commit.inbox:
             text_checked(row.key, "inbox key")
         for row in commit.journal:
             text_checked(row.key, "journal key")
-        new: set[tuple[str, int]] = set()
+        rows = found.messages
+        new: dict[tuple[str, int], bytes] = {}
         for message in commit.messages:
             ns, position = at = message.ns, message.position
             check_position(session, text_checked(ns, "namespace"), position)
-            if at in new or (ns in found.messages and position in found.messages[ns]):
+            if at in rows or at in new:
                 raise taken(session, ns, position)
-            new.add(at)
-        for message in commit.messages:
-            found.messages.setdefault(message.ns, {})[message.position] = message.data
+            new[at] = message.data
+        rows |= new
         for ns, first in commit.first.items():
-            rows = found.messages.get(ns, {})
-            for position in [position for position in rows if position < first]:
-                del rows[position]
+            for at in [at for at in rows if at[0] == ns and at[1] < first]:
+                del rows[at]
         found.sequence += commit.sequence
         found.log += log
         for row in commit.inbox:
