@@ -300,11 +300,11 @@ class Working:
     def _append(self, ns: str, history: History, message: Message) -> None:
         history.check.add(message)
         data = encode_message(message)
-        memory = self.head.memories.get(ns)
-        if memory is None:
-            memory = self.head.memories[ns] = MemoryHead()
-        self._new.append(NewMessage(ns, memory.next, data))
-        memory.next += 1
+        memories = self.head.memories
+        memory = memories[ns] if ns in memories else memories.setdefault(ns, MemoryHead())
+        position = memory.next
+        self._new.append(NewMessage(ns, position, data))
+        memory.next = position + 1
         history.messages.append(message)
 
     def replace(self, ns: str, message: Message) -> bool:

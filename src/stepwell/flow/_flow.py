@@ -83,18 +83,15 @@ class Flow:
     memory: FlowMemory
     """What applies to whole namespaces, such as `enable_summary`."""
 
-    _runtime: Runtime | None
+    _runtime: Runtime | None = None
     _steps: dict[str, Step[Any, Any]]
     _by_class: dict[type[Step[Any, Any]], Step[Any, Any]]
-    _selection: ModelSelection | None
-    _policy: CallPolicy | None
+    _selection: ModelSelection | None = None
+    _policy: CallPolicy | None = None
 
     def __init__(self) -> None:
-        self._runtime = None
         self._steps = {}
         self._by_class = {}
-        self._selection = None
-        self._policy = None
         self.memory = FlowMemory()
 
     # -- hooks

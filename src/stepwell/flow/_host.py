@@ -34,8 +34,9 @@ class StepHost:
         self.stage_id = step.id
         self.policy = step.get_llm_call_policy()
         self.stream_mode: StreamMode = step.stream_mode or flow.stream_mode
-        self.stream_partial_objects = _first(step.stream_partial_objects, flow.stream_partial_objects)
-        self.parallel_tools = _first(step.parallel_tools, flow.parallel_tools)
+        partial, parallel = step.stream_partial_objects, step.parallel_tools
+        self.stream_partial_objects = flow.stream_partial_objects if partial is None else partial
+        self.parallel_tools = flow.parallel_tools if parallel is None else parallel
         self.tool_errors: ToolErrors = step.tool_errors or flow.tool_errors
         self.visit = runtime.visit
         self.clock = runtime.clock
@@ -133,7 +134,3 @@ class StepHost:
         return ToolResult(
             id=self.runtime.new_id(self.stage_id), call=call.id, name=call.name, content=content, outcome=outcome
         )
-
-
-def _first(value: bool | None, default: bool) -> bool:
-    return default if value is None else value

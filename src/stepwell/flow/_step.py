@@ -59,19 +59,14 @@ class Step(Stage, Generic[OutputT, StateT]):
     """
 
     _flow: Flow
-    _ns: str | None
-    _override: ModelSelection | None
-    _content_type: str | None
-    _policy: CallPolicy | None
-    _visit: Visit | None
+    _ns: str | None = None
+    _override: ModelSelection | None = None
+    _content_type: str | None = None
+    _policy: CallPolicy | None = None
+    _visit: Visit | None = None
 
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
-        self._ns: str | None = None
-        self._override: ModelSelection | None = None
-        self._content_type: str | None = None
-        self._policy: CallPolicy | None = None
-        self._visit: Visit | None = None
 
     @property
     def flow(self) -> Flow:

@@ -88,17 +88,19 @@ class Watchdog:
 
     def _due(self, now: float) -> tuple[float, TimeoutKind | None]:
         """When to look next, and which deadline that is (`None`: only a look, the first token may move it)."""
-        deadlines, last = self._deadlines, self.last
+        deadlines, start, last = self._deadlines, self._start, self.last
+        first, idle, whole = deadlines.first_token, deadlines.idle, deadlines.attempt
         when = inf
         kind: TimeoutKind | None = None
-        if deadlines.attempt is not None:
-            when, kind = self._start + deadlines.attempt, "attempt"
-        if last is None and deadlines.first_token is not None and self._start + deadlines.first_token < when:
-            when, kind = self._start + deadlines.first_token, "first_token"
-        if deadlines.idle is not None:
-            since = now if last is None else last
-            if since + deadlines.idle < when:
-                when, kind = since + deadlines.idle, None if last is None else "idle"
+        if whole is not None:
+            when, kind = start + whole, "attempt"
+        if last is None:
+            if first is not None and start + first < when:
+                when, kind = start + first, "first_token"
+            if idle is not None and now + idle < when:
+                when, kind = now + idle, None
+        elif idle is not None and last + idle < when:
+            when, kind = last + idle, "idle"
         return when, kind
 
     def look(self, now: float) -> float:

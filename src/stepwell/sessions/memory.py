@@ -263,7 +263,7 @@ class MemoryStore:
         """Apply a commit. All that can fail comes first, so that it is applied whole or not at all."""
         head = commit.head
         data = head_bytes(head)
-        log = list(map(log_bytes, commit.log))
+        log = [log_bytes(entry) for entry in commit.log] if commit.log else []
         for entry in commit.sequence:
             text_checked(entry.stage, "stage")
         for row in commit.inbox:
@@ -279,8 +279,8 @@ class MemoryStore:
                 raise taken(session, ns, position)
             new[at] = message.data
         rows |= new
-        for ns, first in commit.first.items():
-            for at in [at for at in rows if at[0] == ns and at[1] < first]:
+        if commit.first:
+            for at in [at for at in rows if at[1] < commit.first.get(at[0], 0)]:
                 del rows[at]
         found.sequence += commit.sequence
         found.log += log
@@ -293,11 +293,12 @@ class MemoryStore:
             found.journal[row.key] = row
         found.head = data
         found.revision += 1
-        found.flow, found.status, found.turn = head.workflow.id, head.status, turn_state(head)
-        if found.turn == TURN_NONE:
-            self._candidates.pop(session, None)
-        else:
+        found.flow, found.status = head.workflow.id, head.status
+        turn = found.turn = turn_state(head)
+        if turn != TURN_NONE:
             self._candidates[session] = None
+        elif session in self._candidates:
+            del self._candidates[session]
         if commit.release:
             self._give_up(session, found)
 
