@@ -133,7 +133,9 @@ class FlowMachine:
         Raises:
             Exception: The turn fails; everything since the last commit is to be rolled back.
         """
-        working, turn = self.working, self.working.turn
+        working = self.working
+        turn = working.head.turn
+        assert turn is not None
         record = turn.visit
         step = self.flow.get_step(record.stage)
         working.visit = record

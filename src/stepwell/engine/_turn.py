@@ -75,7 +75,8 @@ class TurnTask:
         self._stream = stream
         self._scope = CancelScope()
         self._cancel: tuple[CancelKind, str | None] | None = None
-        self._working: Working | None = None
+        self.working = cast("Working", None)  # the session; from `_attached` on
+        self._attached = False
         self._machine: FlowMachine | None = None
         self._hold = core.hold()
         self._lines: list[str] = []
@@ -105,8 +106,8 @@ class TurnTask:
         if self._cancel is not None or self.done.is_set():
             return False
         self._cancel = (kind, reason)
-        if self._working is not None:
-            self._working.cancelled.set()
+        if self._attached:
+            self.working.cancelled.set()
         if not self._committing:
             self._scope.cancel()
         return True
@@ -155,7 +156,7 @@ class TurnTask:
             return await self._run()
         except Exception as error:  # noqa: BLE001 - whatever fails a turn becomes its result
             self.error = error
-            if self._working is not None and self._working.head.turn is not None and self._hold.held:
+            if self._attached and self.working.head.turn is not None and self._hold.held:
                 try:
                     return await self._failed(error)
                 except Exception as broken:  # noqa: BLE001 - the turn stays open in the store, for recovery
@@ -183,13 +184,6 @@ class TurnTask:
                 return await self._close(done, last=last)
             await self._commit()
             self._units += 1
-
-    @property
-    def working(self) -> Working:
-        """The session; only while the turn has one."""
-        working = self._working
-        assert working is not None
-        return working
 
     # -- beginning
 
@@ -250,15 +244,19 @@ class TurnTask:
         try:
             await self._hold.create(working)
         except SessionExistsError:
-            self._working = self._machine = None
+            self._attached, self._machine = False, None
             return False
         self._tell_started()
         return True
 
     def _attach(self, head: SessionHead) -> Working:
-        working = self._working = Working(head, self._core)
+        return self._take(Working(head, self._core))
+
+    def _take(self, working: Working) -> Working:
+        """This turn works on the session from now on."""
         working.begin(self._stream)
-        self.session_id = head.id
+        self.working, self._attached = working, True
+        self.session_id = working.head.id
         return working
 
     async def _adopt(self, acquired: Acquired) -> SessionHead:
@@ -268,11 +266,9 @@ class TurnTask:
         session = acquired.lease.session
         warm = core.warm.take(session)
         if acquired.head is None and warm is not None:
-            working = self._working = warm.working
-            working.begin(self._stream)
-            self.session_id = session
-            self._check_flow(working.head)
-            return working.head
+            head = self._take(warm.working).head
+            self._check_flow(head)
+            return head
         head = acquired.head
         if head is None:
             head, _ = await core.store.load(session)
@@ -552,8 +548,7 @@ class TurnTask:
         return ToolResult(call=call.id, name=call.name, content={"error": text}, outcome="not_run")
 
     def _result_of(self, error: Exception, turn: TurnRecord | None = None) -> TurnResult:
-        working = self._working
-        known = working if working is not None and working.head.revision else None
+        known = self.working if self._attached and self.working.head.revision else None
         return self._result(
             turn,
             success=False,
@@ -588,7 +583,7 @@ class TurnTask:
                 machine = self._machine
                 if machine is not None:
                     await machine.clean_up()
-                open_turn = self._working is not None and self._working.head.turn is not None
+                open_turn = self._attached and self.working.head.turn is not None
                 if open_turn and self._hold.held and kind not in ("shutdown", "lost"):
                     return await self._close_failed(error, False, kind)
                 await self._hold.give_up()

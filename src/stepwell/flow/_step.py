@@ -170,7 +170,7 @@ class Step(Stage, Generic[OutputT, StateT]):
 
     @property
     def _runtime(self) -> Runtime:
-        return self._flow._bound  # pyright: ignore[reportPrivateUsage]
+        return self._flow._runtime or self._flow._bound  # pyright: ignore[reportPrivateUsage]
 
     @overload
     def get_state(self, path: str | Sequence[str | int] = (), *, type_: type[T], default: T | None = None) -> T: ...

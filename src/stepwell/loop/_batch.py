@@ -50,18 +50,17 @@ class BatchResult(msgspec.Struct, frozen=True):
     outcome: Outcome
 
 
-class Batch:
+class Batch(msgspec.Struct):
     """Runs the calls of one reply.
 
     `started` and `finished` grow as calls begin and end and stay readable when the batch fails or is cancelled: what
     finished is recorded either way.
     """
 
-    def __init__(self, host: LoopHost, calls: Sequence[ToolCall]) -> None:
-        self.host = host
-        self.calls = calls
-        self.finished: dict[str, Ran] = {}
-        self.started: set[str] = set()
+    host: LoopHost
+    calls: Sequence[ToolCall]
+    finished: dict[str, Ran] = msgspec.field(default_factory=dict[str, Ran])
+    started: set[str] = msgspec.field(default_factory=set[str])
 
     async def run(self) -> BatchResult:
         """Run every call.
@@ -83,20 +82,17 @@ class Batch:
                     for call, who in found:
                         group.start_soon(self._one, call, who, None)
             else:
-                await self._in_order(found)
+                after: CallScope | None = None
+                for call, who in found:
+                    one = await self._one(call, who, after)
+                    if one.error is not None:
+                        break
+                    after = one.scope or after
         ran = [self.finished[call.id] for call in self.calls if call.id in self.finished]
         for entry in ran:
             if entry.error is not None:
                 raise entry.error
         return BatchResult(ran, self._choose(ran))
-
-    async def _in_order(self, found: Sequence[tuple[ToolCall, _Found]]) -> None:
-        after: CallScope | None = None
-        for call, who in found:
-            ran = await self._one(call, who, after)
-            if ran.error is not None:
-                return
-            after = ran.scope or after
 
     def _choose(self, ran: Sequence[Ran]) -> Outcome:
         """The first outcome that is not `stay`; a second, different one is a conflict."""

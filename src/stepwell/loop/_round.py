@@ -51,7 +51,7 @@ from ._contexts import (
     StoppedBecause,
 )
 from ._host import LoopHost, Verdict
-from ._policy import AskShorter, EmptyPolicy
+from ._policy import AskShorter, CallPolicy, EmptyPolicy
 
 __all__ = ["MAX_CALLS", "Accepted", "Terminal", "run_round"]
 
@@ -110,32 +110,46 @@ def run_round(host: LoopHost) -> Coroutine[Any, Any, Accepted | Terminal]:
         Exception: The context's error if nobody handled it, with `attempts_made` as a note; whatever a hook or the
             prompt raises.
     """
-    return _Round(host).run()
+    return _Round(host, host.policy).run()
 
 
-class _Round:
+class _Round(msgspec.Struct):
     """The state of one round. Nothing in here outlives it."""
 
-    def __init__(self, host: LoopHost) -> None:
-        self.host = host
-        self.policy = host.policy
-        self.number = 0  # attempts of the unit, over models and nudges; what observers count
-        self.nudge: str | None = None
-        self.nudges = 0
-        self.cap_raised: int | None = None
-        self.cut_policy_used = False
-        self.system: str | None = None
+    host: LoopHost
+    policy: CallPolicy
+    number: int = 0  # attempts of the unit, over models and nudges; what observers count
+    nudge: str | None = None
+    nudges: int = 0
+    cap_raised: int | None = None
+    cut_policy_used: bool = False
+    system: str | None = None
 
     async def run(self) -> Accepted | Terminal:
         host = self.host
         self._begin_round()
         self.system = host.prompt()
-        while True:
+        while True:  # the stage's model, then perhaps the alternate
             alternate = host.visit.alternate
             selection = ModelSelection.from_json(alternate) if alternate else host.selection
-            result = await self._attempts(selection, is_alternate=alternate is not None)
-            if result is not None:
-                return result
+            limit = 1 if alternate else (selection.attempts or self.policy.attempts)
+            made = 0
+            while True:
+                made += 1
+                result = await self._attempt(selection)
+                if isinstance(result, Accepted):
+                    return result
+                await checkpoint_if_cancelled()
+                if isinstance(result, _Blocked):
+                    return await self._blocked(result)
+                because = await self._again(result, selection, made, limit, alternate is not None)
+                if because == "nudged":
+                    made = 0
+                elif because is not None:
+                    break
+            terminal = await self._give_up(result, selection, made, limit, because)
+            if terminal is not None:
+                return terminal
 
     def _begin_round(self) -> None:
         host = self.host
@@ -146,24 +160,6 @@ class _Round:
                 stage=host.stage_id,
             )
         host.visit.rounds += 1
-
-    async def _attempts(self, selection: ModelSelection, *, is_alternate: bool) -> Accepted | Terminal | None:
-        """Try one model until its budget is spent. `None`: go on with the alternate that was just activated."""
-        limit = 1 if is_alternate else (selection.attempts or self.policy.attempts)
-        made = 0
-        while True:
-            made += 1
-            result = await self._attempt(selection)
-            if isinstance(result, Accepted):
-                return result
-            await checkpoint_if_cancelled()
-            if isinstance(result, _Blocked):
-                return await self._blocked(result)
-            because = await self._again(result, selection, made, limit, is_alternate)
-            if because == "nudged":
-                made = 0
-            elif because is not None:
-                return await self._give_up(result, selection, made, limit, because)
 
     # -- one attempt
 
