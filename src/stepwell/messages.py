@@ -59,7 +59,7 @@ def gen_message_id(stage: str, now: float) -> str:
         now: Unix time in seconds.
     """
     seconds = int(now)
-    return f"{stage}|{_second(seconds)}.{int((now - seconds) * 1000):03d}Z|{uuid4().hex[:8]}"
+    return f"{stage}|{_second(seconds)}.{f'{1000 + int((now - seconds) * 1000)}'[1:]}Z|{uuid4().hex[:8]}"
 
 
 @lru_cache(maxsize=4)
@@ -104,7 +104,7 @@ class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
     id: str
     name: str
-    args: Any = msgspec.field(default_factory=dict[str, Any])
+    args: Any = {}
     key: str = ""
 
 

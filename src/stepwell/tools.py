@@ -178,6 +178,7 @@ class Handler:
         "_context",
         "_invalid",
         "_model",
+        "_validate",
         "batch",
         "function",
         "is_async",
@@ -204,6 +205,7 @@ class Handler:
 
             self._invalid = ValidationError
             self._model, self._context = _arguments(owner, function, mark.names[0])
+            self._validate = self._model.__pydantic_validator__.validate_python
             self._aliases = [(name, about.alias) for name, about in self._model.model_fields.items()]
 
     @property
@@ -222,7 +224,7 @@ class Handler:
             ArgumentsError: They do not match.
         """
         try:
-            parsed = self._model.model_validate(_object(call.args)).__dict__
+            parsed: dict[str, Any] = vars(self._validate(_object(call.args)))
         except self._invalid as error:
             raise ArgumentsError(problems(error, "arguments")) from None
         values = {alias: parsed[name] for name, alias in self._aliases}

@@ -226,7 +226,7 @@ class FlowMachine:
     async def _apply(self, step: Step[Any, Any], decided: Decided) -> Done | None:
         """Apply a decision in the order of the design: transition, prompt, state, content type, results, message."""
         outcome = decided.decision
-        if isinstance(outcome, Again):
+        if type(outcome) is Again:
             settle(self.working, step, decided)
             return None
         target = self.flow.get_step(outcome.target) if isinstance(outcome, (Go, DirectTo)) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import msgspec
 
@@ -19,6 +19,7 @@ from stepwell.outcomes import Cleanup, Direct, DirectTo, Finish, Go, Outcome, St
 __all__ = ["Again", "Decided", "Decision", "Reply", "Visit", "conclude", "logic", "settle"]
 
 
+@final
 class Again(msgspec.Struct, frozen=True):
     """The visit goes on with another unit; `shown` is what this one shows."""
 
@@ -93,7 +94,7 @@ class Visit:
         result = await run_round(self.host)
         if self.cleanups:
             await self.clean_up()
-        if isinstance(result, Terminal):
+        if type(result) is Terminal:
             return self._terminal(result)
         if result.silent:
             return await self._responded(result.candidate, None)

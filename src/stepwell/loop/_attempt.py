@@ -143,32 +143,31 @@ class Attempt:
 
     def _other(self, event: Any, observer: LoopObserver, shown: bool) -> bool:
         """Any event but text; returns whether something is shown now."""
-        if type(event) is Finish:  # the one event besides text that every reply has
+        kind: type[Any] = type(event)
+        if kind is Finish:  # the one event besides text that every reply has
             self.finish = event
-            return shown
-        match event:
-            case ReasoningDelta():
-                thought = self._mend("reasoning", event.text)
-                self._reasoning.append(thought)
-                if not shown:
-                    return self._first(ReasoningDelta(thought), observer)
-                observer.reasoning(thought)
-            case ToolCallStart():
-                self._calls[event.index] = _Call(event.id, event.name)
-                return self._input(event.index, "", observer)
-            case ToolCallDelta():
-                args = self._mend(event.index, event.args)
-                self._calls.setdefault(event.index, _Call("", "")).args.append(args)
-                return self._input(event.index, args, observer)
-            case ToolCallEnd():
-                if event.args is not None:
-                    self._calls.setdefault(event.index, _Call("", "")).whole = event.args
-            case FileEvent():
-                self._files.append(event.file)
-            case UsageEvent():
-                self.usage = event.usage
-            case _:
-                raise ModelInvocationError(f"The gateway sent {type(event).__name__}, which is not a model event.")
+        elif kind is ReasoningDelta:
+            thought = self._mend("reasoning", event.text)
+            self._reasoning.append(thought)
+            if not shown:
+                return self._first(ReasoningDelta(thought), observer)
+            observer.reasoning(thought)
+        elif kind is ToolCallStart:
+            self._calls[event.index] = _Call(event.id, event.name)
+            return self._input(event.index, "", observer)
+        elif kind is ToolCallDelta:
+            args = self._mend(event.index, event.args)
+            self._calls.setdefault(event.index, _Call("", "")).args.append(args)
+            return self._input(event.index, args, observer)
+        elif kind is ToolCallEnd:
+            if event.args is not None:
+                self._calls.setdefault(event.index, _Call("", "")).whole = event.args
+        elif kind is FileEvent:
+            self._files.append(event.file)
+        elif kind is UsageEvent:
+            self.usage = event.usage
+        else:
+            raise ModelInvocationError(f"The gateway sent {kind.__name__}, which is not a model event.")
         return shown
 
     def _mend(self, lane: str | int, text: str) -> str:

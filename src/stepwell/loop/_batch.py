@@ -59,8 +59,8 @@ class Batch(msgspec.Struct):
 
     host: LoopHost
     calls: Sequence[ToolCall]
-    finished: dict[str, Ran] = msgspec.field(default_factory=dict[str, Ran])
-    started: set[str] = msgspec.field(default_factory=set[str])
+    finished: dict[str, Ran] = {}
+    started: set[str] = set()
 
     async def run(self) -> BatchResult:
         """Run every call.

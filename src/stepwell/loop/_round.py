@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, final
 
 import msgspec
 from anyio.lowlevel import checkpoint_if_cancelled
@@ -63,6 +63,7 @@ _SILENT = frozenset({StopReason.COMPLETE, StopReason.UNSPECIFIED})
 _NUDGEABLE = _SILENT | {StopReason.MALFORMED_TOOL_CALL}
 
 
+@final
 class Accepted(msgspec.Struct, frozen=True):
     """A candidate that counts. `silent`: nothing in it, and the policy accepts that. `cut`: its calls must not run."""
 
@@ -72,6 +73,7 @@ class Accepted(msgspec.Struct, frozen=True):
     cut: bool = False
 
 
+@final
 class Terminal(msgspec.Struct, frozen=True):
     """A failure hook decided: `value` is text or an outcome, `hook` its name."""
 
@@ -137,7 +139,7 @@ class _Round(msgspec.Struct):
             while True:
                 made += 1
                 result = await self._attempt(selection)
-                if isinstance(result, Accepted):
+                if type(result) is Accepted:
                     return result
                 await checkpoint_if_cancelled()
                 if isinstance(result, _Blocked):
@@ -177,7 +179,7 @@ class _Round(msgspec.Struct):
         detail: str | None = None
         try:
             result = await self._result(attempt, gateway, request, selection)
-            if isinstance(result, Accepted):
+            if type(result) is Accepted:
                 verdict = "accepted"
             else:
                 verdict, detail = _verdict(result)
@@ -205,7 +207,7 @@ class _Round(msgspec.Struct):
             if attempt.finish is None:  # else the reply is whole, and only closing the connection failed
                 return _Failed("invocation_error", error)
         result = self._classify(attempt.candidate(request), selection, request.output_schema is not None)
-        if isinstance(result, Accepted):
+        if type(result) is Accepted:
             if host.cancelled.is_set():
                 await checkpoint_if_cancelled()
             if not result.silent:

@@ -243,7 +243,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
 
     stop: StopReason
     raw: str | None = None
-    details: JsonObject = msgspec.field(default_factory=dict[str, Any])
+    details: JsonObject = {}
     provider_data: JsonObject | None = None
     model: str | None = None
 
@@ -303,7 +303,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     object: JsonValue = None
     files: tuple[FilePart, ...] = ()
     raw_reason: str | None = None
-    details: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    details: Mapping[str, Any] = {}
     usage: Usage = Usage()
     provider_data: JsonObject | None = None
 
