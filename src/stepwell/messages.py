@@ -104,7 +104,7 @@ class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
     id: str
     name: str
-    args: Any = {}
+    args: Any = msgspec.field(default_factory=dict[str, Any])
     key: str = ""
 
 

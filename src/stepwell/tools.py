@@ -203,9 +203,10 @@ class Handler:
         else:
             from pydantic import ValidationError
 
-            self._invalid = ValidationError
+            self._invalid: type[Exception] = ValidationError
             self._model, self._context = _arguments(owner, function, mark.names[0])
-            self._validate = self._model.__pydantic_validator__.validate_python
+            # Not `model_validate` and `model_fields`: they and what is around them cost more than the validation.
+            self._validate: Callable[[JsonObject], Any] = self._model.__pydantic_validator__.validate_python
             self._aliases = [(name, about.alias) for name, about in self._model.model_fields.items()]
 
     @property
@@ -224,7 +225,7 @@ class Handler:
             ArgumentsError: They do not match.
         """
         try:
-            parsed: dict[str, Any] = vars(self._validate(_object(call.args)))
+            parsed: dict[str, Any] = self._validate(_object(call.args)).__dict__
         except self._invalid as error:
             raise ArgumentsError(problems(error, "arguments")) from None
         values = {alias: parsed[name] for name, alias in self._aliases}

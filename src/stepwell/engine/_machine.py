@@ -69,7 +69,8 @@ class FlowMachine:
             FlowDefinitionError: The registry is wrong in this context.
             MigrationError: The cursor is on a stage that is gone.
         """
-        await self.flow.init()
+        if "init" in self.definition.hooks:
+            await self.flow.init()
         self.flow._register()  # pyright: ignore[reportPrivateUsage]
         steps = self.definition.of(self.flow)
         head = self.working.head
@@ -140,19 +141,22 @@ class FlowMachine:
         step = self.flow.get_step(record.stage)
         working.visit = record
         working.executing = step.id
+        hooks = self.definition.steps[type(step)].hooks  # one that is not overridden does nothing: it is not awaited
         working.step_id = f"{turn.invocation}-step-{turn.unit}"
         calls = working.open_calls(step.get_memory_space())
-        kind = "logic" if step.is_logic() else "tools" if calls else "run" if self._overrides_run(step) else "reply"
+        kind = "logic" if step.is_logic() else "tools" if calls else "run" if "run" in hooks else "reply"
         working.observer.unit(working.step_id, step.id, kind)
         if self.restored:
             self.restored = False
-            await step.on_restore()
+            if "on_restore" in hooks:
+                await step.on_restore()
         if record.crossing:
             await self._arrive(step, record)
         visit = None if kind == "logic" else self._visiting(step, record)
         if not record.started:
             record.started = True
-            await step.on_visit(self._input(step))
+            if "on_visit" in hooks:
+                await step.on_visit(self._input(step))
         if visit is None:
             decided = await self._logic(step)
         else:
@@ -180,9 +184,6 @@ class FlowMachine:
         visit.host.visit = record
         visit.batch = None
         return visit
-
-    def _overrides_run(self, step: Step[Any, Any]) -> bool:
-        return "run" in self.definition.steps[type(step)].hooks
 
     def _input(self, step: Step[Any, Any]) -> UserMessage | None:
         last = step.get_memory().last

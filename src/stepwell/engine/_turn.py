@@ -153,7 +153,9 @@ class TurnTask:
 
     async def _guarded(self) -> TurnResult:
         try:
-            return await self._run()
+            if (seen := await self._begin()) is not None:
+                return seen
+            return await self._units_until_done(last=True)
         except Exception as error:  # noqa: BLE001 - whatever fails a turn becomes its result
             self.error = error
             if self._attached and self.working.head.turn is not None and self._hold.held:
@@ -169,11 +171,6 @@ class TurnTask:
         if session not in self._lines:
             await self._core.lines.enter(self._given, session)
             self._lines.append(session)
-
-    async def _run(self) -> TurnResult:
-        if (seen := await self._begin()) is not None:
-            return seen
-        return await self._units_until_done(last=True)
 
     async def _units_until_done(self, *, last: bool) -> TurnResult:
         machine = cast("FlowMachine", self._machine)
@@ -218,7 +215,9 @@ class TurnTask:
                 return seen
             if not await self._restore():
                 return None
-            await self._open()
+            self._open_record(fresh=False)
+            await self._commit()
+            self._tell_started()
             return None
 
     async def _create(self, session: str) -> bool:
@@ -374,11 +373,6 @@ class TurnTask:
             if message is not None:
                 message = msgspec.structs.replace(message, id=hashlib.sha256(given.key.encode()).hexdigest()[:8])
         cast("FlowMachine", self._machine).open(turn, message)
-
-    async def _open(self) -> None:
-        self._open_record(fresh=False)
-        await self._commit()
-        self._tell_started()
 
     def _tell_started(self) -> None:
         if self._stream.heard:

@@ -78,7 +78,7 @@ class StepHost:
 
     def check_response(self, candidate: Candidate) -> bool:
         """See `LoopHost`."""
-        return self.step.check_response(candidate)
+        return "check_response" in self.built.hooks and self.step.check_response(candidate)
 
     def should_retry_llm_error(self, context: LlmAttemptErrorContext) -> bool | None:
         """See `LoopHost`."""

@@ -143,7 +143,7 @@ class Attempt:
 
     def _other(self, event: Any, observer: LoopObserver, shown: bool) -> bool:
         """Any event but text; returns whether something is shown now."""
-        kind: type[Any] = type(event)
+        kind = type(event)  # pyright: ignore[reportUnknownVariableType]
         if kind is Finish:  # the one event besides text that every reply has
             self.finish = event
         elif kind is ReasoningDelta:
@@ -167,7 +167,7 @@ class Attempt:
         elif kind is UsageEvent:
             self.usage = event.usage
         else:
-            raise ModelInvocationError(f"The gateway sent {kind.__name__}, which is not a model event.")
+            raise ModelInvocationError(f"The gateway sent {type(event).__name__}, which is not a model event.")
         return shown
 
     def _mend(self, lane: str | int, text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -11,7 +11,6 @@ import anyio.to_thread
 import msgspec
 from anyio import CancelScope
 
-from stepwell._signal import CancelSignal
 from stepwell.errors import ConflictingOutcomesError, HandlerError, InvalidOutcomeError, StepwellError, ToolTimeoutError
 from stepwell.messages import JsonValue, ToolCall, ToolResult
 from stepwell.outcomes import Outcome, Stay
@@ -205,31 +204,30 @@ class Batch(msgspec.Struct):
     ) -> Any:
         """Run the body, in the loop or in a thread, under its deadline."""
         body: Callable[..., Any] = partial(self.host.bound(handler), *(() if calls is None else (calls,)), **arguments)
-        with scope.active():
-            if timeout is None or context.deadline is None:
-                return await self._body(handler, body, context.cancelled)
-            # A scope, which a handler may shield itself from and cannot swallow: it is anybody's code.
-            with CancelScope() as limit:
-                timer = self.host.clock.call_at(context.deadline, limit.cancel)
-                try:
-                    return await self._body(handler, body, context.cancelled)
-                finally:
-                    timer.cancel()
-        raise ToolTimeoutError(
-            f"Tool {name} of stage {self.host.stage_id} did not finish within {timeout:g} s.",
-            stage=self.host.stage_id,
-            tool=name,
-        )
-
-    async def _body(self, handler: Handler, body: Callable[..., Any], cancelled: CancelSignal) -> Any:
         try:
-            if handler.is_async:
-                return await body()
-            # A thread cannot be stopped: it is left alone with its `cancelled` event; its scope refuses late writes.
-            return await anyio.to_thread.run_sync(body, abandon_on_cancel=True)
+            with scope.active():
+                if timeout is None or context.deadline is None:
+                    return await self._body(handler, body)
+                # A scope, which a handler may shield itself from and cannot swallow: it is anybody's code.
+                with CancelScope() as limit:
+                    timer = self.host.clock.call_at(context.deadline, limit.cancel)
+                    try:
+                        return await self._body(handler, body)
+                    finally:
+                        timer.cancel()
+            # The scope swallowed the cancellation it caused, and no other.
+            raise ToolTimeoutError(
+                f"Tool {name} of stage {self.host.stage_id} did not finish within {timeout:g} s.",
+                stage=self.host.stage_id,
+                tool=name,
+            )
         except BaseException:
-            cancelled.set()
+            context.cancelled.set()
             raise
+
+    def _body(self, handler: Handler, body: Callable[..., Any]) -> Awaitable[Any]:
+        # A thread cannot be stopped: it is left alone with its `cancelled` event; its scope refuses late writes.
+        return body() if handler.is_async else anyio.to_thread.run_sync(body, abandon_on_cancel=True)
 
     # -- results
 

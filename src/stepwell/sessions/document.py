@@ -45,14 +45,14 @@ class WorkflowRecord(msgspec.Struct, omit_defaults=True):
     kind: Literal["flow", "graph"] = "flow"
     schema_version: int = 1
     model: JsonObject | None = None
-    context: JsonObject = {}
+    context: JsonObject = msgspec.field(default_factory=dict[str, Any])
     current: str = ""
 
 
 class StageRecord(msgspec.Struct, omit_defaults=True):
     """What a stage keeps: its state, and its model where it differs from the workflow's."""
 
-    state: JsonObject = {}
+    state: JsonObject = msgspec.field(default_factory=dict[str, Any])
     model: JsonObject | None = None
 
 
@@ -135,7 +135,7 @@ class TurnRecord(msgspec.Struct, omit_defaults=True):
     input: str | None = None
     hops: int = 0
     tokens: int = 0
-    usage: dict[str, ModelUsage] = {}
+    usage: dict[str, ModelUsage] = msgspec.field(default_factory=dict[str, ModelUsage])
 
 
 class SessionHead(msgspec.Struct, omit_defaults=True):
@@ -151,10 +151,10 @@ class SessionHead(msgspec.Struct, omit_defaults=True):
     created_at: float = 0.0
     saved_at: float = 0.0
     revision: int = 0
-    stages: dict[str, StageRecord] = {}
-    memories: dict[str, MemoryHead] = {}
-    usage: dict[str, ModelUsage] = {}
-    decision_usage: dict[str, ModelUsage] = {}
+    stages: dict[str, StageRecord] = msgspec.field(default_factory=dict[str, StageRecord])
+    memories: dict[str, MemoryHead] = msgspec.field(default_factory=dict[str, MemoryHead])
+    usage: dict[str, ModelUsage] = msgspec.field(default_factory=dict[str, ModelUsage])
+    decision_usage: dict[str, ModelUsage] = msgspec.field(default_factory=dict[str, ModelUsage])
     turn: TurnRecord | None = None
     previous: str | None = None
     successor: str | None = None
