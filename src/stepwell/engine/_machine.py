@@ -280,10 +280,13 @@ class FlowMachine:
 
     def _show(self, step: Step[Any, Any], decided: Decided, done: Done | None) -> None:
         """What the unit shows from now on; a stage that is `off` shows only the turn's final message."""
-        mode = step.stream_mode or self.flow.stream_mode
-        self.working.observer.settle(done.message if done else "" if mode == "off" else decided.shown)
+        if done is not None:
+            shown = done.message
+        else:
+            shown = "" if (step.stream_mode or self.flow.stream_mode) == "off" else decided.shown
+        self.working.observer.settle(shown)
 
     async def clean_up(self) -> None:
         """Await what tool handlers asked for, on every path."""
-        if self.visit is not None:
+        if self.visit is not None and self.visit.cleanups:
             await self.visit.clean_up()

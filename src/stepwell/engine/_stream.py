@@ -217,11 +217,12 @@ class TurnStream:
     def _open(self) -> list[str]:
         """The first output of an attempt: it supersedes what an earlier one showed."""
         self._fresh = False
-        if self.shown:
-            self.emit(Superseded(self._step))
+        step, shown = self._step, self._shown
+        if shown.get(step) or self._other:
+            self.emit(Superseded(step))
         self._other = False
         parts: list[str] = []
-        self._shown[self._step] = parts
+        shown[step] = parts
         return parts
 
     def _open_other(self) -> None:

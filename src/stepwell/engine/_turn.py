@@ -196,7 +196,8 @@ class TurnTask:
         visited: set[str] = set()
         while True:
             assert target is not None
-            await self._queue(target)
+            if target not in self._lines:
+                await self._queue(target)
             if given.key and (seen := await self._stored(target)) is not None:
                 return seen
             warm = self._core.warm.peek(target)

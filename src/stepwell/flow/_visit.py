@@ -13,7 +13,7 @@ from stepwell.flow._runtime import UnitRuntime
 from stepwell.flow._step import Step
 from stepwell.loop import Accepted, Batch, Terminal, run_round
 from stepwell.messages import AssistantMessage, DirectMessage, JsonValue, Message, ToolCall, ToolResult, UserMessage
-from stepwell.models import Candidate
+from stepwell.models import Candidate, StopReason
 from stepwell.outcomes import Cleanup, Direct, DirectTo, Finish, Go, Outcome, Stay
 
 __all__ = ["Again", "Decided", "Decision", "Reply", "Visit", "conclude", "logic", "settle"]
@@ -121,7 +121,7 @@ class Visit:
             calls=self._keyed(candidate.tool_calls) if candidate.tool_calls else (),
             files=candidate.files,
             model=accepted.selection.id,
-            truncated=candidate.truncated,
+            truncated=candidate.stop is StopReason.TRUNCATED,
             provider_data=candidate.provider_data,
         )
 

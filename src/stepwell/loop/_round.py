@@ -188,9 +188,9 @@ class _Round(msgspec.Struct):
             verdict, detail = "thrown", type(error).__name__
             raise
         finally:
-            host.add_usage(selection, attempt.usage)
-            stop = attempt.finish.raw or attempt.finish.stop.value if attempt.finish else None
-            host.observer.attempt_ended(verdict, attempt.usage, stop, detail)
+            usage, finish = attempt.usage, attempt.finish
+            host.add_usage(selection, usage)
+            host.observer.attempt_ended(verdict, usage, finish.raw or finish.stop.value if finish else None, detail)
 
     async def _result(
         self, attempt: Attempt, gateway: ModelGateway, request: ModelRequest, selection: ModelSelection
@@ -247,7 +247,7 @@ class _Round(msgspec.Struct):
             return _Blocked(self._candidate_blocked(candidate))
         if not (candidate.text.strip() or candidate.tool_calls or candidate.files):
             return self._empty(candidate, selection)
-        cut = bool(candidate.tool_calls) and candidate.truncated
+        cut = candidate.truncated and bool(candidate.tool_calls)
         malformed = candidate.stop is StopReason.MALFORMED_TOOL_CALL or len(candidate.tool_calls) > MAX_CALLS
         if (cut or malformed) and "truncated" in self.policy.auto_reject:
             return self._reject(candidate, "truncated_tool_call" if cut else "malformed_tool_call", selection)

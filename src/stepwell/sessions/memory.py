@@ -39,7 +39,6 @@ class _Session:
     __slots__ = (
         "epoch",
         "expires",
-        "flow",
         "head",
         "inbox",
         "incarnation",
@@ -50,7 +49,6 @@ class _Session:
         "owner",
         "revision",
         "sequence",
-        "status",
         "turn",
     )
 
@@ -62,8 +60,6 @@ class _Session:
         self.epoch = 0
         self.owner: str | None = None
         self.expires = 0.0
-        self.flow = ""
-        self.status = ""
         self.turn = TURN_NONE
         self.messages: dict[tuple[str, int], bytes] = {}  # by namespace and position
         self.sequence: list[SequenceEntry] = []
@@ -225,11 +221,14 @@ class MemoryStore:
         rows: list[SessionSummary] = []
         number = 0
         for session, found in reversed(self._sessions.items()):
-            if found.number >= before or flow not in (None, found.flow) or status not in (None, found.status):
+            if found.number >= before:
+                continue
+            summary = summary_from(found.head, session, found.revision)
+            if flow not in (None, summary.flow) or status not in (None, summary.status):
                 continue
             if len(rows) == limit:
                 return rows, str(number)
-            rows.append(summary_from(found.head, session, found.revision))
+            rows.append(summary)
             number = found.number
         return rows, None
 
@@ -282,8 +281,10 @@ class MemoryStore:
         if commit.first:
             for at in [at for at in rows if at[1] < commit.first.get(at[0], 0)]:
                 del rows[at]
-        found.sequence += commit.sequence
-        found.log += log
+        if commit.sequence:
+            found.sequence += commit.sequence
+        if log:
+            found.log += log
         for row in commit.inbox:
             _apply_inbox(found.inbox, row)
         if commit.clear_journal is not None:
@@ -293,7 +294,6 @@ class MemoryStore:
             found.journal[row.key] = row
         found.head = data
         found.revision += 1
-        found.flow, found.status = head.workflow.id, head.status
         turn = found.turn = turn_state(head)
         if turn != TURN_NONE:
             self._candidates[session] = None
