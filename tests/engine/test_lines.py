@@ -51,3 +51,17 @@ async def test_one_that_gave_up_is_passed_over() -> None:
     lines.leave("s")
     await patient
     assert not lines.waiting("s")
+
+
+async def test_one_that_is_cancelled_just_before_its_turn_is_passed_over() -> None:
+    clock = FakeClock()
+    lines = Lines(clock)
+    await lines.enter(given(), "s")
+    second = asyncio.create_task(lines.enter(given(), "s"))
+    await clock.settle()
+    second.cancel()
+    lines.leave("s")  # before it has seen its cancellation
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    await lines.enter(given(), "s")
+    assert not lines.waiting("s")

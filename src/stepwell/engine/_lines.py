@@ -43,10 +43,10 @@ class Lines:
             try:
                 await place
             except BaseException:
-                if place.cancelled():
-                    line.remove(place)
-                else:  # cancelled in the moment in which it was its turn
+                if not place.cancelled():  # cancelled in the moment in which it was its turn
                     self.leave(session)
+                elif place in line:  # not passed over yet
+                    line.remove(place)
                 raise
             finally:
                 timer.cancel()

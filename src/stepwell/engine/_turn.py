@@ -237,7 +237,7 @@ class TurnTask:
             created_at=stamp(now),
             previous=self._previous,
         )
-        working = self._attach(head)
+        working = self._take(Working(head, self._core))
         machine = self._machine = FlowMachine(given.definition, working)
         await machine.build()
         self._open_record(fresh=True)
@@ -248,9 +248,6 @@ class TurnTask:
             return False
         self._tell_started()
         return True
-
-    def _attach(self, head: SessionHead) -> Working:
-        return self._take(Working(head, self._core))
 
     def _take(self, working: Working) -> Working:
         """This turn works on the session from now on."""
@@ -279,7 +276,7 @@ class TurnTask:
             head = migrate_head(
                 head, flow=cls.id, version=cls.schema_version, migrations=cls.migrations, aliases=cls.aliases
             )
-        working = self._attach(head)
+        working = self._take(Working(head, self._core))
         await working.load()
         return head
 

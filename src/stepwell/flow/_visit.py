@@ -112,7 +112,7 @@ class Visit:
         return Decided(Again(), shown)
 
     def _message(self, accepted: Accepted) -> AssistantMessage:
-        """The record of an accepted reply: calls get ids that differ, and keys that are unique for ever."""
+        """The record of an accepted reply."""
         candidate = accepted.candidate
         return AssistantMessage(
             id=self.runtime.new_id(self.step.id),
@@ -126,6 +126,7 @@ class Visit:
         )
 
     def _keyed(self, proposed: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
+        """The calls with ids that differ, and keys that are unique for ever."""
         seen: set[str] = set()
         calls: list[ToolCall] = []
         if self._unit != self.host.step_id:
