@@ -16,11 +16,8 @@ class CancelSignal:
     costs more than the rest of a call, is made by the first who waits.
     """
 
-    __slots__ = ("_event", "_set")
-
-    def __init__(self) -> None:
-        self._set = False
-        self._event: threading.Event | None = None
+    _set = False
+    _event: threading.Event | None = None
 
     def is_set(self) -> bool:
         """Whether it was cancelled."""

@@ -12,10 +12,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from os import urandom
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+from uuid_utils import uuid4
 
 from .errors import HistoryError, NewerSchemaError, StoreDataError
 
@@ -59,7 +59,7 @@ def gen_message_id(stage: str, now: float) -> str:
         now: Unix time in seconds.
     """
     seconds = int(now)
-    return f"{stage}|{_second(seconds)}.{int((now - seconds) * 1000):03d}Z|{urandom(4).hex()}"
+    return f"{stage}|{_second(seconds)}.{f'{1000 + int((now - seconds) * 1000)}'[1:]}Z|{uuid4().hex[:8]}"
 
 
 @lru_cache(maxsize=4)
@@ -272,12 +272,13 @@ class HistoryCheck:
                 "add their results first."
             )
         if isinstance(message, AssistantMessage):
-            ids = [call.id for call in message.calls]
-            if len(set(ids)) != len(ids) or not all(ids):
-                raise HistoryError("The calls of one reply need ids that are not empty and differ from each other.")
-            if not (message.text.strip() or ids or message.files):
+            if calls := message.calls:
+                opened = {call.id: call.name for call in calls}
+                if len(opened) != len(calls) or "" in opened:
+                    raise HistoryError("The calls of one reply need ids that are not empty and differ from each other.")
+                self.open = opened
+            elif not (message.text.strip() or message.files):
                 raise HistoryError("A reply without text, calls and files cannot enter a history.")
-            self.open = {call.id: call.name for call in message.calls}
         elif not message.text.strip() and not (isinstance(message, UserMessage) and _has_file(message)):
             raise HistoryError(f"An empty message of role {_role(message)!r} cannot enter a history.")
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, cast, get_type_hints, overload
+
+import msgspec
 
 from stepwell._signal import CancelSignal
 
@@ -43,8 +45,7 @@ class ArgumentsError(Exception):
     """Arguments do not match; `str()` has one line per field, for the model."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolContext:
+class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     """What a handler may know of the call it serves; injected into the parameter annotated with this type.
 
     Attributes:
@@ -62,7 +63,7 @@ class ToolContext:
     run_id: str
     attempt: int = 1
     deadline: float | None = None
-    cancelled: CancelSignal = field(default_factory=CancelSignal)
+    cancelled: CancelSignal = msgspec.field(default_factory=CancelSignal)
     progress: Callable[[JsonValue], None] = lambda value: None
 
 
@@ -172,9 +173,12 @@ class Handler:
     """A method that serves calls, with everything that can be known of it once per class."""
 
     __slots__ = (
+        "_aliases",
         "_checks",
         "_context",
+        "_invalid",
         "_model",
+        "_validate",
         "batch",
         "function",
         "is_async",
@@ -197,7 +201,13 @@ class Handler:
         if mark.batch:
             self._context = _batch_context(owner, function)
         else:
+            from pydantic import ValidationError
+
+            self._invalid: type[Exception] = ValidationError
             self._model, self._context = _arguments(owner, function, mark.names[0])
+            # Not `model_validate` and `model_fields`: they and what is around them cost more than the validation.
+            self._validate: Callable[[JsonObject], Any] = self._model.__pydantic_validator__.validate_python
+            self._aliases = [(name, about.alias) for name, about in self._model.model_fields.items()]
 
     @property
     def schema(self) -> JsonObject:
@@ -214,13 +224,11 @@ class Handler:
         Raises:
             ArgumentsError: They do not match.
         """
-        import pydantic
-
         try:
-            parsed = self._model.model_validate(_object(call.args))
-        except pydantic.ValidationError as error:
+            parsed: dict[str, Any] = self._validate(_object(call.args)).__dict__
+        except self._invalid as error:
             raise ArgumentsError(problems(error, "arguments")) from None
-        values = {field.alias: getattr(parsed, name) for name, field in self._model.model_fields.items()}
+        values = {alias: parsed[name] for name, alias in self._aliases}
         if self._context is not None:
             values[self._context] = context
         return values

@@ -71,10 +71,10 @@ async def _ask(working: Working, request: ModelRequest) -> tuple[str, Usage | No
     parts: list[str] = []
     usage: Usage | None = None
     complete = False
-    with Watchdog(working.clock, request.deadlines) as watchdog:
+    with Watchdog(working.alarm, request.deadlines) as watchdog:
         async with working.gateway(request.selection).stream(request) as events:
             async for event in events:
-                watchdog.alive()
+                watchdog.last = working.clock.monotonic()
                 if isinstance(event, TextDelta):
                     parts.append(event.text)
                 elif isinstance(event, UsageEvent):

@@ -7,6 +7,7 @@ import traceback
 
 from stepwell._clock import Clock
 from stepwell.errors import CallerError, UnknownSessionError
+from stepwell.loop import Alarm
 from stepwell.models import ModelGateway, ModelSelection
 from stepwell.models.providers import Providers
 from stepwell.sessions import SessionStore
@@ -41,6 +42,7 @@ class Core:
         self.lease_ttl = lease_ttl
         self.capture_content = capture_content
         self.lines = Lines(clock)
+        self.alarm = Alarm(clock)
         self.warm = WarmSessions(warm_sessions, clock)
         self.gateways: dict[ModelSelection, ModelGateway] = {}
 

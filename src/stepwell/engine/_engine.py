@@ -196,9 +196,15 @@ class Engine:
 
         Cancelling the caller cancels the turn, kind `caller`.
         """
-        options: TurnOptions = {"session_id": session_id, "config": config, "idempotency_key": idempotency_key}
-        options |= {"on_busy": on_busy, "busy_timeout": busy_timeout}
-        turn, owner = self._start(flow, message, options)
+        turn, owner = self._start(
+            flow,
+            message,
+            session_id=session_id,
+            config=config,
+            idempotency_key=idempotency_key,
+            on_busy=on_busy,
+            busy_timeout=busy_timeout,
+        )
         await self._finish(turn, owner)
         if isinstance(turn.error, _MISUSE):
             raise turn.error
@@ -212,7 +218,7 @@ class Engine:
         Raises:
             StepwellError: What failed the turn; an author's exception is the cause of a `HandlerError`.
         """
-        turn, owner = self._start(flow, message, options)
+        turn, owner = self._start(flow, message, **options)
         await self._finish(turn, owner)
         if turn.error is not None:
             raise wrap(cast("Exception", turn.error))
@@ -235,7 +241,7 @@ class Engine:
             detached: Let the turn go on when the block is left; otherwise that cancels it, kind `caller`.
             **options: See `run`.
         """
-        task, owner = self._start(flow, message, options)
+        task, owner = self._start(flow, message, **options)
         turn = Turn(task, task.listen(), owner=owner)
         try:
             yield turn
@@ -247,7 +253,17 @@ class Engine:
         if turn.done.is_set() and isinstance(turn.error, _MISUSE):
             raise turn.error
 
-    def _start(self, flow: str, message: str | UserMessage | None, options: TurnOptions) -> tuple[TurnTask, bool]:
+    def _start(
+        self,
+        flow: str,
+        message: str | UserMessage | None,
+        *,
+        session_id: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+        on_busy: Literal["queue", "reject"] | None = None,
+        busy_timeout: float | None = None,
+    ) -> tuple[TurnTask, bool]:
         """Start a turn, or attach to the one that runs under the same key; and whether it was started."""
         if self._renewer is None or self._closed:
             raise EngineClosedError("The engine is not running: use it inside `async with Engine(...)`.")
@@ -256,18 +272,16 @@ class Engine:
             raise UnknownFlowError(
                 f"There is no flow {flow!r} (registered: {', '.join(sorted(self.definitions)) or 'none'}).", flow=flow
             )
-        if unknown := options.keys() - TurnOptions.__annotations__.keys():
-            raise TypeError(f"unknown options of a turn: {', '.join(sorted(unknown))}")
         cls = definition.cls
-        session_id, key = options.get("session_id") or None, checked_key(options.get("idempotency_key"), self.limits)
-        busy_timeout = options.get("busy_timeout")
+        session_id = session_id or None
+        key = checked_key(idempotency_key, self.limits)
         given = TurnInput(
             definition=definition,
             message=checked_message(message, definition, self.limits),
             session_id=checked_session_id(session_id) if session_id is not None else None,
-            config=checked_config(options.get("config"), self.limits),
+            config=checked_config(config, self.limits),
             key=key,
-            on_busy=options.get("on_busy") or cls.on_busy,
+            on_busy=on_busy or cls.on_busy,
             busy_timeout=cls.busy_timeout if busy_timeout is None else busy_timeout,
         )
         index = (definition.id, session_id, key) if key is not None else None

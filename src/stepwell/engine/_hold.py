@@ -133,30 +133,32 @@ class Hold:
         if lease is None or self._clock.monotonic() >= self._until:
             # Every writer stops by its own clock, before the store would have to tell it.
             raise StaleWriterError("The lease ran out before it could be renewed.", session_id=working.session_id)
-        revision = await self._save(lease, working.commit(release=release), working.head.revision)
-        working.committed(revision)
-        if release:
-            self._lease = None
-        return revision
-
-    async def _save(self, lease: Lease, commit: Commit, expected: int) -> int:
+        commit, expected = working.commit(release=release), working.head.revision
         lost = False
         while True:
             try:
-                return await self._store.save(lease, commit, expected)
+                revision = await self._store.save(lease, commit, expected)
+                break
             except (SessionConflictError, StaleWriterError):
-                # A lost answer? It was ours if what is stored at the next revision is what we sent.
-                if lost:
-                    head, _ = await self._store.load(lease.session)
-                    stored, head.revision = head.revision, commit.head.revision
-                    if stored == expected + 1 and encode_head(head) == encode_head(commit.head):
-                        return stored
+                revision = expected + 1
+                if lost and await self._is_stored(commit, revision):
+                    break
                 raise
             except StoreError as error:
                 if not error.retryable or self._clock.monotonic() >= self._until:
                     raise
                 lost = True
                 await self._clock.sleep(0.05)
+        working.committed(revision)
+        if release:
+            self._lease = None
+        return revision
+
+    async def _is_stored(self, commit: Commit, revision: int) -> bool:
+        """Whether only the answer was lost: what is stored at the next revision is what we sent."""
+        head, _ = await self._store.load(commit.head.id)
+        stored, head.revision = head.revision, commit.head.revision
+        return stored == revision and encode_head(head) == encode_head(commit.head)
 
     def drop(self) -> None:
         """Forget the lease without a word to the store: somebody else has it."""

@@ -12,7 +12,7 @@ import msgspec
 from stepwell._json import is_text_clean, json_copy
 from stepwell.errors import InputTooLargeError, InvalidInputError, NonJsonValueError
 from stepwell.flow import FlowDefinition
-from stepwell.messages import FilePart, JsonObject, TextPart, UserMessage
+from stepwell.messages import JsonObject, Part, TextPart, UserMessage
 
 __all__ = ["Limits", "TurnInput", "checked_config", "checked_key", "checked_message", "checked_session_id"]
 
@@ -87,24 +87,28 @@ def checked_message(message: Any, definition: FlowDefinition, limits: Limits) ->
                 flow=definition.id,
             )
         return None
-    parts = [TextPart(message.content)] if isinstance(message.content, str) else list(message.content)
-    if not message.text.strip() and not any(isinstance(part, FilePart) for part in parts):
+    content = message.content
+    texts = [content] if isinstance(content, str) else [_data(part) for part in content]
+    if not message.text.strip() and (isinstance(content, str) or all(isinstance(part, TextPart) for part in content)):
         raise InvalidInputError("The message holds neither text nor a file.", "/message", flow=definition.id)
     size = 0
-    for part in parts:
-        text = part.text if isinstance(part, TextPart) else (part.data or part.url or "")
+    for text in texts:
         if not is_text_clean(text):
             raise InvalidInputError(
                 "The message holds a lone surrogate: send valid Unicode.", "/message", flow=definition.id
             )
-        size += len(text.encode())
+        size += len(text) if text.isascii() else len(text.encode())
     if size > limits.message_bytes:
         raise InputTooLargeError(
             f"The message has {size} bytes, the limit is {limits.message_bytes}: send less, or a link to it.",
             "/message",
             flow=definition.id,
         )
-    return msgspec.structs.replace(message, id="", by="user")
+    return UserMessage(content=content)
+
+
+def _data(part: Part) -> str:
+    return part.text if isinstance(part, TextPart) else part.data or part.url or ""
 
 
 def checked_config(config: Any, limits: Limits) -> JsonObject | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 
 from anyio import CancelScope
 
@@ -15,11 +16,11 @@ __all__ = ["Lines"]
 
 
 class Lines:
-    """One queue per session that somebody works on or waits for."""
+    """One queue per session that somebody works on: who waits, in order."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def enter(self, given: TurnInput, session: str) -> None:
         """Wait until it is this turn's turn on a session: one after the other, first come first served.
@@ -29,52 +30,24 @@ class Lines:
         """
         line = self._lines.get(session)
         if line is None:
-            line = self._lines[session] = _Line()
-        line.users += 1
-        try:
-            await line.enter(given, session, self._clock)
-        except BaseException:
-            self._left(session, line)
-            raise
-
-    def leave(self, session: str) -> None:
-        """Let the next turn of the session begin."""
-        line = self._lines[session]
-        line.lock.release()
-        self._left(session, line)
-
-    def _left(self, session: str, line: _Line) -> None:
-        line.users -= 1
-        if not line.users:
-            del self._lines[session]
-
-    def waiting(self, session: str) -> bool:
-        """Whether another input waits for the session in this process."""
-        line = self._lines.get(session)
-        return line is not None and line.users > 1
-
-
-class _Line:
-    """The queue of one session in this process."""
-
-    __slots__ = ("lock", "users")
-
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.users = 0
-
-    async def enter(self, given: TurnInput, session: str, clock: Clock) -> None:
-        if not self.lock.locked() and self.users == 1:
-            await self.lock.acquire()  # at once: nobody holds it, nobody waits for it
+            self._lines[session] = deque()
             return
         if given.on_busy == "reject":
             raise SessionBusyError(
                 f"Session {session} is busy with another turn: try again when it is over.", session_id=session
             )
+        place = asyncio.get_running_loop().create_future()
+        line.append(place)
         with CancelScope() as scope:
-            timer = clock.call_at(clock.monotonic() + given.busy_timeout, scope.cancel)
+            timer = self._clock.call_at(self._clock.monotonic() + given.busy_timeout, scope.cancel)
             try:
-                await self.lock.acquire()
+                await place
+            except BaseException:
+                if not place.cancelled():  # cancelled in the moment in which it was its turn
+                    self.leave(session)
+                elif place in line:  # not passed over yet
+                    line.remove(place)
+                raise
             finally:
                 timer.cancel()
             return
@@ -82,3 +55,17 @@ class _Line:
             f"Session {session} was busy for {given.busy_timeout:g} s: try again, or raise busy_timeout.",
             session_id=session,
         )
+
+    def leave(self, session: str) -> None:
+        """Let the next turn of the session begin."""
+        line = self._lines[session]
+        while line:
+            place = line.popleft()
+            if not place.done():
+                place.set_result(None)
+                return
+        del self._lines[session]
+
+    def waiting(self, session: str) -> bool:
+        """Whether another input waits for the session in this process."""
+        return bool(self._lines.get(session))

@@ -69,7 +69,8 @@ class FlowMachine:
             FlowDefinitionError: The registry is wrong in this context.
             MigrationError: The cursor is on a stage that is gone.
         """
-        await self.flow.init()
+        if "init" in self.definition.hooks:
+            await self.flow.init()
         self.flow._register()  # pyright: ignore[reportPrivateUsage]
         steps = self.definition.of(self.flow)
         head = self.working.head
@@ -80,7 +81,8 @@ class FlowMachine:
         self.working.executing = head.workflow.current
         head.workflow.model = self.flow.get_model_selection().to_json()
         for step in steps:
-            step._keep_model()  # pyright: ignore[reportPrivateUsage]
+            if step._override is not None:  # pyright: ignore[reportPrivateUsage]
+                step._keep_model()  # pyright: ignore[reportPrivateUsage]
 
     def _adopt(self, head: SessionHead, steps: Sequence[Step[Any, Any]]) -> None:
         """Bring the stage ids of a stored document to today's names, by alias."""
@@ -112,6 +114,7 @@ class FlowMachine:
         step = self.flow.get_step(self.working.current)
         self.working.head.turn = turn
         self.working.visit = turn.visit
+        self.working.run_id = turn.run
         if message is not None:
             ns = step.get_memory_space()
             known = self.working.messages(ns)
@@ -131,25 +134,29 @@ class FlowMachine:
         Raises:
             Exception: The turn fails; everything since the last commit is to be rolled back.
         """
-        working, turn = self.working, self.working.turn
+        working = self.working
+        turn = working.head.turn
+        assert turn is not None
         record = turn.visit
         step = self.flow.get_step(record.stage)
         working.visit = record
         working.executing = step.id
-        working.run_id = turn.run
+        hooks = self.definition.steps[type(step)].hooks  # one that is not overridden does nothing: it is not awaited
         working.step_id = f"{turn.invocation}-step-{turn.unit}"
         calls = working.open_calls(step.get_memory_space())
-        kind = "logic" if step.is_logic() else "tools" if calls else "run" if self._overrides_run(step) else "reply"
+        kind = "logic" if step.is_logic() else "tools" if calls else "run" if "run" in hooks else "reply"
         working.observer.unit(working.step_id, step.id, kind)
         if self.restored:
             self.restored = False
-            await step.on_restore()
+            if "on_restore" in hooks:
+                await step.on_restore()
         if record.crossing:
             await self._arrive(step, record)
         visit = None if kind == "logic" else self._visiting(step, record)
         if not record.started:
             record.started = True
-            await step.on_visit(self._input(step))
+            if "on_visit" in hooks:
+                await step.on_visit(self._input(step))
         if visit is None:
             decided = await self._logic(step)
         else:
@@ -178,9 +185,6 @@ class FlowMachine:
         visit.batch = None
         return visit
 
-    def _overrides_run(self, step: Step[Any, Any]) -> bool:
-        return "run" in self.definition.steps[type(step)].hooks
-
     def _input(self, step: Step[Any, Any]) -> UserMessage | None:
         last = step.get_memory().last
         return last if isinstance(last, UserMessage) else None
@@ -197,7 +201,8 @@ class FlowMachine:
             message = step.on_crossing(cast("Message | None", handed), record.prior)
         if message is not None:
             self.working.add_message(step.get_memory_space(), step.id, as_message(message))
-        self.working.observer.emit(StageEntered(step.id))
+        if self.working.observer.heard:
+            self.working.observer.emit(StageEntered(step.id))
 
     async def _logic(self, step: Step[Any, Any]) -> Decided:
         turn = self.working.turn
@@ -222,6 +227,9 @@ class FlowMachine:
     async def _apply(self, step: Step[Any, Any], decided: Decided) -> Done | None:
         """Apply a decision in the order of the design: transition, prompt, state, content type, results, message."""
         outcome = decided.decision
+        if type(outcome) is Again:
+            settle(self.working, step, decided)
+            return None
         target = self.flow.get_step(outcome.target) if isinstance(outcome, (Go, DirectTo)) else None
         if isinstance(outcome, Finish):
             await step.on_exit()
@@ -245,7 +253,7 @@ class FlowMachine:
         elif message is not None:
             self.working.add_message(there.get_memory_space(), there.id, message)
         match outcome:
-            case Again() | Go():
+            case Go():
                 return None
             case Reply():
                 return Done(outcome.text, outcome.content_type or self._type(step))
@@ -272,10 +280,13 @@ class FlowMachine:
 
     def _show(self, step: Step[Any, Any], decided: Decided, done: Done | None) -> None:
         """What the unit shows from now on; a stage that is `off` shows only the turn's final message."""
-        mode = step.stream_mode or self.flow.stream_mode
-        self.working.observer.settle(done.message if done else "" if mode == "off" else decided.shown)
+        if done is not None:
+            shown = done.message
+        else:
+            shown = "" if (step.stream_mode or self.flow.stream_mode) == "off" else decided.shown
+        self.working.observer.settle(shown)
 
     async def clean_up(self) -> None:
         """Await what tool handlers asked for, on every path."""
-        if self.visit is not None:
+        if self.visit is not None and self.visit.cleanups:
             await self.visit.clean_up()

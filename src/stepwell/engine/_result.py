@@ -20,7 +20,7 @@ class TurnFailure(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     message: str
     retryable: bool = False
-    ids: Mapping[str, str | int] = msgspec.field(default_factory=dict[str, str | int])
+    ids: Mapping[str, str | int] = {}
 
 
 class TurnResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ class TurnResult(msgspec.Struct, frozen=True, kw_only=True):
     content_type: str = "text/plain"
     previous_session_id: str | None = None
     resumed: bool = False
-    usage: Mapping[str, ModelUsage] = msgspec.field(default_factory=dict[str, ModelUsage])
+    usage: Mapping[str, ModelUsage] = {}
     units: int = 0
     error: TurnFailure | None = None
 

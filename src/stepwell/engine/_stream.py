@@ -80,7 +80,7 @@ class TurnStream:
     def __init__(self, listeners: tuple[Listener, ...] = ()) -> None:
         self._listeners = listeners
         self._readers: list[Reader] = []
-        self._heard = bool(listeners)  # whether anybody would see an event
+        self.heard = bool(listeners)  # whether anybody would see an event: else none need be made
         self._closed = False
         self._shown: dict[str, list[str]] = {}
         self._step = ""
@@ -97,7 +97,7 @@ class TurnStream:
         if self._closed:
             reader.close()
         self._readers.append(reader)
-        self._heard = True
+        self.heard = True
         return reader
 
     def text(self, text: str) -> None:
@@ -126,7 +126,7 @@ class TurnStream:
         self._fresh = True
         self._other = False
         self._attempt = 0
-        if self._heard:
+        if self.heard:
             self.emit(UnitStarted(step, stage, kind))
 
     def settle(self, text: str) -> None:
@@ -139,7 +139,7 @@ class TurnStream:
                 self.text(text)
             else:
                 self.blank()
-        if self._heard:
+        if self.heard:
             self.emit(Accepted(self._step, text))
 
     def blank(self) -> None:
@@ -167,7 +167,7 @@ class TurnStream:
         """See `LoopObserver`."""
         self._attempt = number
         self._fresh = True
-        if self._heard:
+        if self.heard:
             self.emit(AttemptStarted(self._step, number, selection.provider, selection.name))
 
     def reasoning(self, text: str) -> None:
@@ -186,7 +186,7 @@ class TurnStream:
         """See `LoopObserver`."""
         if verdict != "accepted":
             self._fresh = True  # what it showed is dead: whatever comes next replaces it
-        if self._heard:
+        if self.heard:
             self.emit(CandidateClassified(self._step, self._attempt, verdict, stop, detail, usage))
 
     def hook_called(self, hook: str, handled: bool) -> None:
@@ -195,7 +195,7 @@ class TurnStream:
 
     def tool_started(self, call: ToolCall) -> None:
         """See `LoopObserver`."""
-        if self._heard:
+        if self.heard:
             self.emit(ToolStarted(self._step, call.id, call.name, call.args))
 
     def tool_progress(self, call: ToolCall, value: JsonValue) -> None:
@@ -204,7 +204,7 @@ class TurnStream:
 
     def tool_finished(self, call: ToolCall, result: ToolResult) -> None:
         """See `LoopObserver`."""
-        if self._heard:
+        if self.heard:
             self.emit(ToolFinished(self._step, call.id, call.name, result.outcome, result.content))
 
     def warn(self, text: str, data: JsonValue = None) -> None:
@@ -217,11 +217,12 @@ class TurnStream:
     def _open(self) -> list[str]:
         """The first output of an attempt: it supersedes what an earlier one showed."""
         self._fresh = False
-        if self.shown:
-            self.emit(Superseded(self._step))
+        step, shown = self._step, self._shown
+        if shown.get(step) or self._other:
+            self.emit(Superseded(step))
         self._other = False
         parts: list[str] = []
-        self._shown[self._step] = parts
+        shown[step] = parts
         return parts
 
     def _open_other(self) -> None:

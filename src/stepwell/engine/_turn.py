@@ -16,6 +16,7 @@ import anyio
 import msgspec
 from anyio import CancelScope
 
+from stepwell._clock import stamp
 from stepwell._json import json_copy
 from stepwell.errors import (
     CancelKind,
@@ -74,7 +75,8 @@ class TurnTask:
         self._stream = stream
         self._scope = CancelScope()
         self._cancel: tuple[CancelKind, str | None] | None = None
-        self._working: Working | None = None
+        self.working = cast("Working", None)  # the session; from `_attached` on
+        self._attached = False
         self._machine: FlowMachine | None = None
         self._hold = core.hold()
         self._lines: list[str] = []
@@ -104,8 +106,8 @@ class TurnTask:
         if self._cancel is not None or self.done.is_set():
             return False
         self._cancel = (kind, reason)
-        if self._working is not None:
-            self._working.cancelled.set()
+        if self._attached:
+            self.working.cancelled.set()
         if not self._committing:
             self._scope.cancel()
         return True
@@ -151,10 +153,12 @@ class TurnTask:
 
     async def _guarded(self) -> TurnResult:
         try:
-            return await self._run()
+            if (seen := await self._begin()) is not None:
+                return seen
+            return await self._units_until_done(last=True)
         except Exception as error:  # noqa: BLE001 - whatever fails a turn becomes its result
             self.error = error
-            if self._working is not None and self._working.head.turn is not None and self._hold.held:
+            if self._attached and self.working.head.turn is not None and self._hold.held:
                 try:
                     return await self._failed(error)
                 except Exception as broken:  # noqa: BLE001 - the turn stays open in the store, for recovery
@@ -168,11 +172,6 @@ class TurnTask:
             await self._core.lines.enter(self._given, session)
             self._lines.append(session)
 
-    async def _run(self) -> TurnResult:
-        if (seen := await self._begin()) is not None:
-            return seen
-        return await self._units_until_done(last=True)
-
     async def _units_until_done(self, *, last: bool) -> TurnResult:
         machine = cast("FlowMachine", self._machine)
         while True:
@@ -182,11 +181,6 @@ class TurnTask:
                 return await self._close(done, last=last)
             await self._commit()
             self._units += 1
-
-    @property
-    def working(self) -> Working:
-        """The session; only while the turn has one."""
-        return cast("Working", self._working)
 
     # -- beginning
 
@@ -202,7 +196,8 @@ class TurnTask:
         visited: set[str] = set()
         while True:
             assert target is not None
-            await self._queue(target)
+            if target not in self._lines:
+                await self._queue(target)
             if given.key and (seen := await self._stored(target)) is not None:
                 return seen
             warm = self._core.warm.peek(target)
@@ -214,13 +209,16 @@ class TurnTask:
                     return None
                 target = follow
                 continue
-            await self._recover()
+            if head.turn is not None:
+                await self._recover()
             if given.key and (seen := await self._stored(target)) is not None:
                 await self._hold.give_up()
                 return seen
             if not await self._restore():
                 return None
-            await self._open()
+            self._open_record(fresh=False)
+            await self._commit()
+            self._tell_started()
             return None
 
     async def _create(self, session: str) -> bool:
@@ -236,27 +234,26 @@ class TurnTask:
                 schema_version=cls.schema_version,
                 context={"config": given.config} if given.config is not None else {},
             ),
-            created_at=round(now, 3),
+            created_at=stamp(now),
             previous=self._previous,
         )
-        working = self._attach(head)
+        working = self._take(Working(head, self._core))
         machine = self._machine = FlowMachine(given.definition, working)
         await machine.build()
         self._open_record(fresh=True)
         try:
             await self._hold.create(working)
         except SessionExistsError:
-            self._working = self._machine = None
+            self._attached, self._machine = False, None
             return False
         self._tell_started()
         return True
 
-    def _attach(self, head: SessionHead) -> Working:
-        core = self._core
-        working = self._working = Working(head, core.clock, core.providers, core.store)
-        working.gateways = core.gateways
+    def _take(self, working: Working) -> Working:
+        """This turn works on the session from now on."""
         working.begin(self._stream)
-        self.session_id = head.id
+        self.working, self._attached = working, True
+        self.session_id = working.head.id
         return working
 
     async def _adopt(self, acquired: Acquired) -> SessionHead:
@@ -266,11 +263,9 @@ class TurnTask:
         session = acquired.lease.session
         warm = core.warm.take(session)
         if acquired.head is None and warm is not None:
-            working = self._working = warm.working
-            working.begin(self._stream)
-            self.session_id = session
-            self._check_flow(working.head)
-            return working.head
+            head = self._take(warm.working).head
+            self._check_flow(head)
+            return head
         head = acquired.head
         if head is None:
             head, _ = await core.store.load(session)
@@ -281,7 +276,7 @@ class TurnTask:
             head = migrate_head(
                 head, flow=cls.id, version=cls.schema_version, migrations=cls.migrations, aliases=cls.aliases
             )
-        working = self._attach(head)
+        working = self._take(Working(head, self._core))
         await working.load()
         return head
 
@@ -320,14 +315,13 @@ class TurnTask:
 
     async def _recover(self) -> None:
         """A turn was left open by a process that died: its units go on where they were committed."""
-        if self.working.head.turn is None:
-            return
         mine = self.run_id, self.invocation_id
         machine = self._machine = FlowMachine(self._given.definition, self.working)
         await machine.build()
         machine.restored = True
         turn = self.working.turn
         self.working.visit = turn.visit
+        self.working.run_id = turn.run
         self.run_id, self.invocation_id = turn.run, turn.invocation
         self.working.log("warning", "an open turn of a process that ended is finished first", {"run": turn.run})
         # Its output belongs to that run, not to the one that is about to begin.
@@ -378,13 +372,9 @@ class TurnTask:
                 message = msgspec.structs.replace(message, id=hashlib.sha256(given.key.encode()).hexdigest()[:8])
         cast("FlowMachine", self._machine).open(turn, message)
 
-    async def _open(self) -> None:
-        self._open_record(fresh=False)
-        await self._commit()
-        self._tell_started()
-
     def _tell_started(self) -> None:
-        self._stream.emit(TurnStarted(self.session_id, self.run_id, self.invocation_id, self._given.definition.id))
+        if self._stream.heard:
+            self._stream.emit(TurnStarted(self.session_id, self.run_id, self.invocation_id, self._given.definition.id))
 
     async def _stored(self, session: str) -> TurnResult | None:
         """The result of the same input, if it was given before and is done."""
@@ -414,15 +404,16 @@ class TurnTask:
 
         A cancel that comes meanwhile is held back: it is honoured at the next await, with the unit stored.
         """
-        step = self.working.step_id
+        working = self.working
         self._committing = True
         try:
-            revision = await self._hold.commit(self.working, release=release)
+            revision = await self._hold.commit(working, release=release)
         finally:
             self._committing = False
             if self._cancel is not None:
                 self._scope.cancel()
-        self._stream.emit(Committed(step, revision))
+        if self._stream.heard:
+            self._stream.emit(Committed(working.step_id, revision))
 
     # -- ends
 
@@ -474,7 +465,8 @@ class TurnTask:
         if self.done.is_set():
             return
         self.result = result
-        self._stream.emit(TurnFinished(result))
+        if self._stream.heard:
+            self._stream.emit(TurnFinished(result))
         self._stream.close()
         self.done.set()
 
@@ -548,8 +540,7 @@ class TurnTask:
         return ToolResult(call=call.id, name=call.name, content={"error": text}, outcome="not_run")
 
     def _result_of(self, error: Exception, turn: TurnRecord | None = None) -> TurnResult:
-        working = self._working
-        known = working if working is not None and working.head.revision else None
+        known = self.working if self._attached and self.working.head.revision else None
         return self._result(
             turn,
             success=False,
@@ -584,7 +575,7 @@ class TurnTask:
                 machine = self._machine
                 if machine is not None:
                     await machine.clean_up()
-                open_turn = self._working is not None and self._working.head.turn is not None
+                open_turn = self._attached and self.working.head.turn is not None
                 if open_turn and self._hold.held and kind not in ("shutdown", "lost"):
                     return await self._close_failed(error, False, kind)
                 await self._hold.give_up()

@@ -44,15 +44,16 @@ class WarmSessions:
             return
         self.take(session)
         now = self._clock.monotonic()
-        messages = sum(len(history.messages) for history in working.histories.values())
+        messages = 0
+        for history in working.histories.values():
+            messages += len(history.messages)
         self._kept[session] = Warm(working, incarnation, working.head.revision, now, messages)
         self._messages += messages
-        while self._kept and (
-            len(self._kept) > self._limit
-            or self._messages > MAX_MESSAGES
-            or next(iter(self._kept.values())).since < now - MAX_IDLE
-        ):
-            self.take(next(iter(self._kept)))
+        while True:
+            oldest, warm = next(iter(self._kept.items()))
+            if len(self._kept) <= self._limit and self._messages <= MAX_MESSAGES and warm.since >= now - MAX_IDLE:
+                break
+            self.take(oldest)
 
     def peek(self, session: str) -> Warm | None:
         """Look, without taking."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 
-from stepwell._clock import Clock
+from stepwell._clock import stamp
 from stepwell._json import deep_merge, json_copy
 from stepwell._signal import CancelSignal
 from stepwell.errors import HandlerError
@@ -28,7 +28,6 @@ from stepwell.messages import (
     gen_message_id,
 )
 from stepwell.models import LlmType, ModelGateway, ModelSelection
-from stepwell.models.providers import Providers
 from stepwell.sessions import (
     Commit,
     InboxRow,
@@ -39,12 +38,14 @@ from stepwell.sessions import (
     NewMessage,
     SequenceEntry,
     SessionHead,
-    SessionStore,
     StageRecord,
     TurnRecord,
 )
 
 from ._stream import TurnStream
+
+if TYPE_CHECKING:
+    from ._core import Core
 
 __all__ = ["History", "Scope", "Working"]
 
@@ -135,8 +136,6 @@ class History:
     @property
     def open(self) -> list[ToolCall]:
         """The newest reply's calls that have no result."""
-        if not self.check.open:
-            return []
         for message in reversed(self.messages):
             if isinstance(message, AssistantMessage):
                 return [call for call in message.calls if call.id in self.check.open]
@@ -165,11 +164,13 @@ class Working:
     Usage and log lines survive a roll-back: they happened.
     """
 
-    def __init__(self, head: SessionHead, clock: Clock, providers: Providers, store: SessionStore) -> None:
+    def __init__(self, head: SessionHead, core: Core) -> None:
         self.head = head
-        self.clock = clock
-        self.providers = providers
-        self.store = store
+        self.clock = core.clock
+        self.alarm = core.alarm
+        self.providers = core.providers
+        self.store = core.store
+        self.gateways = core.gateways
         self.histories: dict[str, History] = {}
         self.observer = TurnStream()
         self.visit: VisitState = cast("VisitState", None)
@@ -177,7 +178,6 @@ class Working:
         self.step_id = ""
         self.cancelled = _NEVER
         self.executing = head.workflow.current
-        self.gateways: dict[ModelSelection, ModelGateway] = {}
         self._transient: dict[str, JsonObject] = {}
         self._new: list[NewMessage] = []
         self._first: dict[str, int] = {}
@@ -240,10 +240,12 @@ class Working:
     def messages(self, ns: str) -> Sequence[Message]:
         """See `Runtime`."""
         history = self.histories.get(ns)
-        known = history.messages if history else []
-        if history is not None and history.deferred:
-            known = [*known, *history.deferred]
-        return known if (scope := _scope.get()) is None else scope.view(ns, known)
+        if history is None:
+            known: list[Message] = []
+        else:
+            known = [*history.messages, *history.deferred] if history.deferred else history.messages
+        scope = _scope.get()
+        return known if scope is None else scope.view(ns, known)
 
     def transient(self, stage: str) -> JsonObject:
         """See `Runtime`."""
@@ -263,7 +265,7 @@ class Working:
     def write_state(self, stage: str, op: StateOp, value: Any) -> None:
         """See `Runtime`."""
         changed = apply_op(self.state(stage), op, value)
-        changed["_saved_at"] = round(self.clock.time(), 3)
+        changed["_saved_at"] = stamp(self.clock.time())
         if (scope := _scope.get()) is not None:
             scope.record("state", stage, op, value)
             scope.overlay[stage] = changed
@@ -298,11 +300,11 @@ class Working:
     def _append(self, ns: str, history: History, message: Message) -> None:
         history.check.add(message)
         data = encode_message(message)
-        memory = self.head.memories.get(ns)
-        if memory is None:
-            memory = self.head.memories[ns] = MemoryHead()
-        self._new.append(NewMessage(ns, memory.next, data))
-        memory.next += 1
+        memories = self.head.memories
+        memory = memories[ns] if ns in memories else memories.setdefault(ns, MemoryHead())
+        position = memory.next
+        self._new.append(NewMessage(ns, position, data))
+        memory.next = position + 1
         history.messages.append(message)
 
     def replace(self, ns: str, message: Message) -> bool:
@@ -372,7 +374,7 @@ class Working:
 
     def log(self, level: Literal["debug", "info", "warning", "error"], text: str, data: JsonValue = None) -> None:
         """See `Runtime`."""
-        self._log.append(LogEntry(level, round(self.clock.time(), 3), text, json_copy(data)))
+        self._log.append(LogEntry(level, stamp(self.clock.time()), text, json_copy(data)))
 
     # -- UnitRuntime
 
@@ -402,15 +404,15 @@ class Working:
 
     def add_usage(self, selection: ModelSelection, usage: Usage | None) -> None:
         """See `LoopHost`."""
-        self._spent.append((selection.id, usage))
-        self._count(selection.id, usage)
+        model = selection.id
+        self._spent.append((model, usage))
+        self._count(model, usage)
 
     def _count(self, model: str, usage: Usage | None) -> None:
-        tables = [self.head.usage]
-        if self.head.turn is not None:
-            tables.append(self.head.turn.usage)
-            self.head.turn.tokens += (usage.total or 0) if usage else 0
-        for table in tables:
+        turn = self.head.turn
+        if turn is not None and usage is not None:
+            turn.tokens += usage.total or 0
+        for table in (self.head.usage, turn.usage) if turn is not None else (self.head.usage,):
             entry = table.get(model)
             if entry is None:
                 entry = table[model] = ModelUsage()
@@ -427,7 +429,7 @@ class Working:
     def open_calls(self, ns: str) -> Sequence[ToolCall]:
         """See `UnitRuntime`."""
         history = self.histories.get(ns)
-        return history.open if history else []
+        return history.open if history is not None and history.check.open else ()
 
     def apply(self, scope: CallScope) -> None:
         """See `UnitRuntime`."""
@@ -447,7 +449,7 @@ class Working:
     def enter(self, stage: str) -> None:
         """The cursor moves; the sequence says so."""
         self.head.workflow.current = stage
-        self._sequence.append(SequenceEntry(stage, round(self.clock.time(), 3)))
+        self._sequence.append(SequenceEntry(stage, stamp(self.clock.time())))
 
     def consume(self, update: InboxUpdate | InboxRow) -> None:
         """Change an inbox row with the next commit."""
@@ -455,8 +457,7 @@ class Working:
 
     def commit(self, *, release: bool = False) -> Commit:
         """All that happened since the last one."""
-        now = self.clock.time()
-        self.head.saved_at = round(now, 3)
+        self.head.saved_at = stamp(self.clock.time())
         return Commit(
             head=self.head,
             messages=self._new,

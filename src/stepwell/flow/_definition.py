@@ -91,6 +91,12 @@ class StepDefinition:
         names = dict.fromkeys((*self.table.exposed, *step.use_tools()))
         return [self.schemas.get(name) or self._exposed(name, step.flow.id) for name in names]
 
+    def exposes(self, step: Step[Any, Any], name: str) -> bool:
+        """Whether a tool is among them."""
+        if not self.dynamic_tools:
+            return name in self.schemas
+        return name in self.table.exposed or name in step.use_tools()
+
 
 class FlowDefinition:
     """A registered flow class.
@@ -152,16 +158,15 @@ class FlowDefinition:
         Raises:
             FlowDefinitionError: One was not there when the class was registered.
         """
-        steps = tuple(flow._by_class.values())  # pyright: ignore[reportPrivateUsage]
-        for step in steps:
-            if type(step) not in self.steps:
-                raise FlowDefinitionError(
-                    f"{self.id} registers {step.id} only now: define_steps names every step whatever the context; "
-                    "initial_step and outcomes say which comes when.",
-                    flow=self.id,
-                    stage=step.id,
-                )
-        return steps
+        registered = flow._by_class  # pyright: ignore[reportPrivateUsage]
+        for unknown in registered.keys() - self.steps.keys():
+            raise FlowDefinitionError(
+                f"{self.id} registers {unknown.id} only now: define_steps names every step whatever the context; "
+                "initial_step and outcomes say which comes when.",
+                flow=self.id,
+                stage=unknown.id,
+            )
+        return tuple(registered.values())
 
     def _check_model(self, selection: ModelSelection, stage: str | None, providers: Providers) -> None:
         try:

@@ -83,18 +83,15 @@ class Flow:
     memory: FlowMemory
     """What applies to whole namespaces, such as `enable_summary`."""
 
-    _runtime: Runtime | None
+    _runtime: Runtime | None = None
     _steps: dict[str, Step[Any, Any]]
     _by_class: dict[type[Step[Any, Any]], Step[Any, Any]]
-    _selection: ModelSelection | None
-    _policy: CallPolicy | None
+    _selection: ModelSelection | None = None
+    _policy: CallPolicy | None = None
 
     def __init__(self) -> None:
-        self._runtime = None
         self._steps = {}
         self._by_class = {}
-        self._selection = None
-        self._policy = None
         self.memory = FlowMemory()
 
     # -- hooks
@@ -268,6 +265,7 @@ class Flow:
 
     def _register(self) -> None:
         """Build the steps of this turn. Names were checked when the class was registered; contexts may differ."""
+        steps, by_class = self._steps, self._by_class
         for step in self.define_steps():
             if step._flow is not self:  # pyright: ignore[reportPrivateUsage]
                 raise FlowDefinitionError(
@@ -275,21 +273,22 @@ class Flow:
                     flow=self.id,
                     stage=step.id,
                 )
-            if type(step) in self._by_class:
+            kind = type(step)
+            if kind in by_class:
                 raise FlowDefinitionError(
-                    f"{type(step).__name__} is registered twice in {self.id}.", flow=self.id, stage=step.id
+                    f"{kind.__name__} is registered twice in {self.id}.", flow=self.id, stage=step.id
                 )
-            self._by_class[type(step)] = step
-            for name in (step.id, *step.aliases):
-                if name in self._steps:
+            by_class[kind] = step
+            for name in (step.id, *step.aliases) if step.aliases else (step.id,):
+                if name in steps:
                     raise FlowDefinitionError(
-                        f"Steps {self._steps[name].id} and {step.id} of {self.id} both answer to {name!r}: ids and "
+                        f"Steps {steps[name].id} and {step.id} of {self.id} both answer to {name!r}: ids and "
                         "aliases are unique.",
                         flow=self.id,
                         stage=step.id,
                     )
-                self._steps[name] = step
-        if not self._by_class:
+                steps[name] = step
+        if not by_class:
             raise FlowDefinitionError(f"{self.id} registers no step: return at least one.", flow=self.id)
 
     def _initial(self) -> Step[Any, Any]:

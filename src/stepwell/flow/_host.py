@@ -11,9 +11,9 @@ from stepwell.flow._definition import FlowDefinition, StepDefinition
 from stepwell.flow._returned import handled
 from stepwell.flow._runtime import UnitRuntime
 from stepwell.flow._step import Step
-from stepwell.loop import CallScope, LlmAttemptErrorContext, LlmBlockedContext, LlmErrorContext, StreamMode
-from stepwell.messages import JsonObject, JsonValue, Message, ToolCall, ToolOutcome, ToolResult, Usage
-from stepwell.models import Candidate, ModelGateway, ModelSelection, ToolSchema
+from stepwell.loop import LlmAttemptErrorContext, LlmBlockedContext, LlmErrorContext, StreamMode
+from stepwell.messages import JsonObject, JsonValue, Message, ToolCall, ToolOutcome, ToolResult
+from stepwell.models import Candidate, ModelSelection, ToolSchema
 from stepwell.outcomes import Outcome
 from stepwell.tools import Handler, ToolDefinition, ToolErrors
 
@@ -34,16 +34,22 @@ class StepHost:
         self.stage_id = step.id
         self.policy = step.get_llm_call_policy()
         self.stream_mode: StreamMode = step.stream_mode or flow.stream_mode
-        self.stream_partial_objects = _first(step.stream_partial_objects, flow.stream_partial_objects)
-        self.parallel_tools = _first(step.parallel_tools, flow.parallel_tools)
+        partial, parallel = step.stream_partial_objects, step.parallel_tools
+        self.stream_partial_objects = flow.stream_partial_objects if partial is None else partial
+        self.parallel_tools = flow.parallel_tools if parallel is None else parallel
         self.tool_errors: ToolErrors = step.tool_errors or flow.tool_errors
         self.visit = runtime.visit
         self.clock = runtime.clock
+        self.alarm = runtime.alarm
         self.observer = runtime.observer
         self.run_id = runtime.run_id
         self.step_id = runtime.step_id
         self.conversation = runtime.session_id
         self.cancelled = runtime.cancelled
+        self.gateway = runtime.gateway
+        self.spent = runtime.spent
+        self.add_usage = runtime.add_usage
+        self.open_call = runtime.open_call
 
     @property
     def selection(self) -> ModelSelection:
@@ -70,21 +76,9 @@ class StepHost:
         """See `LoopHost`."""
         return self.built.output.parse(text) if self.built.output else text
 
-    def gateway(self, selection: ModelSelection) -> ModelGateway:
-        """See `LoopHost`."""
-        return self.runtime.gateway(selection)
-
-    def spent(self) -> int:
-        """See `LoopHost`."""
-        return self.runtime.spent()
-
-    def add_usage(self, selection: ModelSelection, usage: Usage | None) -> None:
-        """See `LoopHost`."""
-        self.runtime.add_usage(selection, usage)
-
     def check_response(self, candidate: Candidate) -> bool:
         """See `LoopHost`."""
-        return self.step.check_response(candidate)
+        return "check_response" in self.built.hooks and self.step.check_response(candidate)
 
     def should_retry_llm_error(self, context: LlmAttemptErrorContext) -> bool | None:
         """See `LoopHost`."""
@@ -112,24 +106,24 @@ class StepHost:
     def handler(self, name: str) -> tuple[Handler, ToolDefinition | None] | None:
         """See `LoopHost`."""
         handler = self.built.table.handlers.get(name)
-        if handler is None or all(schema.name != name for schema in self.exposed()):
+        if handler is None or not self.exposes(name):
             return None
         return handler, self.built.tools[name][0]
 
-    def batch_handler(self, names: frozenset[str]) -> Handler | None:
+    def exposes(self, name: str) -> bool:
         """See `LoopHost`."""
-        handler = self.built.table.find(names)
-        if handler is None or not names <= {schema.name for schema in self.exposed()}:
+        return self.built.exposes(self.step, name)
+
+    def batch_handler(self, calls: Sequence[ToolCall]) -> Handler | None:
+        """See `LoopHost`."""
+        handler = self.built.table.find(call.name for call in calls)
+        if handler is None or not all(self.exposes(name) for name in handler.names):
             return None
         return handler
 
     def bound(self, handler: Handler) -> Any:
         """See `LoopHost`."""
         return getattr(self.step, handler.name)
-
-    def open_call(self, call: ToolCall, after: CallScope | None) -> CallScope:
-        """See `LoopHost`."""
-        return self.runtime.open_call(call, after)
 
     def outcome(self, value: Any, tool: str) -> Outcome:
         """See `LoopHost`."""
@@ -140,7 +134,3 @@ class StepHost:
         return ToolResult(
             id=self.runtime.new_id(self.stage_id), call=call.id, name=call.name, content=content, outcome=outcome
         )
-
-
-def _first(value: bool | None, default: bool) -> bool:
-    return default if value is None else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from stepwell.errors import FlowDefinitionError
 from stepwell.flow._runtime import Runtime
@@ -27,7 +28,7 @@ def check_namespace(ns: str, **ids: str) -> str:
     Raises:
         FlowDefinitionError: It is not a memory namespace.
     """
-    if not _NAMESPACE.match(ns) or ns in _REFUSED:
+    if not _is_namespace(ns):
         whose = f" (step {ids['stage']} of {ids['flow']})" if "stage" in ids else ""
         raise FlowDefinitionError(
             f"{ns!r} is not a memory namespace{whose}: use a letter, then letters, digits, _ and -, at most 128 in "
@@ -35,6 +36,12 @@ def check_namespace(ns: str, **ids: str) -> str:
             **ids,
         )
     return ns
+
+
+@lru_cache(maxsize=256)
+def _is_namespace(ns: str) -> bool:
+    """Steps are built anew in every turn, and so name their namespaces."""
+    return _NAMESPACE.match(ns) is not None and ns not in _REFUSED
 
 
 class Memory:

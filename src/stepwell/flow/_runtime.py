@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from stepwell._clock import Clock
 from stepwell._signal import CancelSignal
-from stepwell.loop import CallScope, LoopObserver, VisitState
+from stepwell.loop import Alarm, CallScope, LoopObserver, VisitState
 from stepwell.messages import JsonObject, JsonValue, Message, ToolCall, Usage
 from stepwell.models import LlmType, ModelGateway, ModelSelection
 
@@ -106,6 +106,11 @@ class UnitRuntime(Runtime, Protocol):
     @property
     def clock(self) -> Clock:
         """Time."""
+        ...
+
+    @property
+    def alarm(self) -> Alarm:
+        """See `LoopHost.alarm`."""
         ...
 
     @property

@@ -59,19 +59,14 @@ class Step(Stage, Generic[OutputT, StateT]):
     """
 
     _flow: Flow
-    _ns: str | None
-    _override: ModelSelection | None
-    _content_type: str | None
-    _policy: CallPolicy | None
-    _visit: Visit | None
+    _ns: str | None = None
+    _override: ModelSelection | None = None
+    _content_type: str | None = None
+    _policy: CallPolicy | None = None
+    _visit: Visit | None = None
 
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
-        self._ns: str | None = None
-        self._override: ModelSelection | None = None
-        self._content_type: str | None = None
-        self._policy: CallPolicy | None = None
-        self._visit: Visit | None = None
 
     @property
     def flow(self) -> Flow:
@@ -175,7 +170,7 @@ class Step(Stage, Generic[OutputT, StateT]):
 
     @property
     def _runtime(self) -> Runtime:
-        return self._flow._bound  # pyright: ignore[reportPrivateUsage]
+        return self._flow._runtime or self._flow._bound  # pyright: ignore[reportPrivateUsage]
 
     @overload
     def get_state(self, path: str | Sequence[str | int] = (), *, type_: type[T], default: T | None = None) -> T: ...
@@ -239,7 +234,8 @@ class Step(Stage, Generic[OutputT, StateT]):
 
     def get_model_selection(self) -> ModelSelection:
         """The configured model of this step."""
-        return merge_selection(self._override or stored_override(self), self._flow.get_model_selection())
+        override, base = self._override or stored_override(self), self._flow.get_model_selection()
+        return base if override is None else merge_selection(override, base)
 
     def get_model(self) -> str:
         """The configured model as `provider:name`."""
@@ -276,10 +272,8 @@ def stored_override(step: Step[Any, Any]) -> ModelSelection | None:
     return ModelSelection.from_json(stored) if stored else None
 
 
-def merge_selection(override: ModelSelection | None, base: ModelSelection) -> ModelSelection:
+def merge_selection(override: ModelSelection, base: ModelSelection) -> ModelSelection:
     """Same model: the override's parameters over the base's; another model: the override alone."""
-    if override is None:
-        return base
     if override.id != base.id:
         return override
     return ModelSelection(

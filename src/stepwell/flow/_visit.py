@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import msgspec
 
@@ -13,12 +13,13 @@ from stepwell.flow._runtime import UnitRuntime
 from stepwell.flow._step import Step
 from stepwell.loop import Accepted, Batch, Terminal, run_round
 from stepwell.messages import AssistantMessage, DirectMessage, JsonValue, Message, ToolCall, ToolResult, UserMessage
-from stepwell.models import Candidate
+from stepwell.models import Candidate, StopReason
 from stepwell.outcomes import Cleanup, Direct, DirectTo, Finish, Go, Outcome, Stay
 
 __all__ = ["Again", "Decided", "Decision", "Reply", "Visit", "conclude", "logic", "settle"]
 
 
+@final
 class Again(msgspec.Struct, frozen=True):
     """The visit goes on with another unit; `shown` is what this one shows."""
 
@@ -91,14 +92,15 @@ class Visit:
     async def reply(self) -> Decided:
         """One round: a reply with all its attempts, and what the stage makes of it."""
         result = await run_round(self.host)
-        await self.clean_up()
-        if isinstance(result, Terminal):
+        if self.cleanups:
+            await self.clean_up()
+        if type(result) is Terminal:
             return self._terminal(result)
         if result.silent:
             return await self._responded(result.candidate, None)
         message = self._message(result)
         self.runtime.add_message(self.host.ns, self.step.id, message)
-        if result.candidate.stop.value == "truncated":
+        if message.truncated:
             self.host.observer.warn("a reply was cut off at the output limit", {"stage": self.step.id})
         if not message.calls:
             return await self._responded(result.candidate, message)
@@ -110,30 +112,34 @@ class Visit:
         return Decided(Again(), shown)
 
     def _message(self, accepted: Accepted) -> AssistantMessage:
-        """The record of an accepted reply: calls get ids that differ, and keys that are unique for ever."""
+        """The record of an accepted reply."""
         candidate = accepted.candidate
+        return AssistantMessage(
+            id=self.runtime.new_id(self.step.id),
+            text=candidate.text,
+            reasoning=candidate.reasoning,
+            calls=self._keyed(candidate.tool_calls) if candidate.tool_calls else (),
+            files=candidate.files,
+            model=accepted.selection.id,
+            truncated=candidate.stop is StopReason.TRUNCATED,
+            provider_data=candidate.provider_data,
+        )
+
+    def _keyed(self, proposed: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
+        """The calls with ids that differ, and keys that are unique for ever."""
         seen: set[str] = set()
         calls: list[ToolCall] = []
         if self._unit != self.host.step_id:
             self._unit, self._calls = self.host.step_id, 0
         first = self._calls  # a unit that is a whole visit has several replies with calls
-        self._calls += len(candidate.tool_calls)
-        for index, call in enumerate(candidate.tool_calls, first):
+        self._calls += len(proposed)
+        for index, call in enumerate(proposed, first):
             call_id = call.id
             if not call_id or len(call_id) > 512 or call_id in seen:
                 call_id = f"call-{self.host.step_id[-12:]}-{index}"
             seen.add(call_id)
             calls.append(ToolCall(call_id, call.name, call.args, f"{self.host.step_id}::{index}"))
-        return AssistantMessage(
-            id=self.runtime.new_id(self.step.id),
-            text=candidate.text,
-            reasoning=candidate.reasoning,
-            calls=tuple(calls),
-            files=candidate.files,
-            model=accepted.selection.id,
-            truncated=candidate.truncated,
-            provider_data=candidate.provider_data,
-        )
+        return tuple(calls)
 
     async def _responded(self, candidate: Candidate, message: AssistantMessage | None) -> Decided:
         """Ask `on_response` and apply what it says about the text."""

@@ -15,13 +15,14 @@ from stepwell.loop._policy import (
     Unset,
 )
 from stepwell.loop._round import Accepted, Terminal, run_round
-from stepwell.loop._watch import Watchdog
+from stepwell.loop._watch import Alarm, Watchdog
 
 __all__ = [
     "DEFAULT_POLICY",
     "NO_OVERRIDE",
     "UNSET",
     "Accepted",
+    "Alarm",
     "AskShorter",
     "Batch",
     "BatchResult",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import msgspec
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from stepwell._json import is_text_clean
 from stepwell.errors import ModelInvocationError, ModelTimeoutError
@@ -28,6 +29,10 @@ from ._host import LoopHost, LoopObserver, StreamMode
 from ._watch import Watchdog
 
 __all__ = ["Attempt"]
+
+
+UNKNOWN = Usage()
+"""Of a provider that did not report it."""
 
 
 class _Call:
@@ -88,11 +93,11 @@ class Attempt:
         text = self._text
         halves = self._halves
         shown = False  # live, and something that is not blank came
-        with Watchdog(host.clock, request.deadlines) as watchdog:
-            alive = watchdog.alive
+        now = host.clock.monotonic
+        with Watchdog(host.alarm, request.deadlines) as watchdog:
             async with gateway.stream(request) as events:
                 async for event in events:
-                    alive()
+                    watchdog.last = now()
                     if type(event) is TextDelta:
                         said = event.text
                         if halves or not said.isascii():
@@ -108,6 +113,7 @@ class Attempt:
         if self.finish is not None:
             return
         if watchdog.expired:
+            await checkpoint_if_cancelled()  # a scope that was cancelled in the same moment counts more
             limit = getattr(request.deadlines, watchdog.expired)
             raise ModelTimeoutError(
                 f"{request.selection.id} passed the {watchdog.expired} deadline of {limit:g} s: raise it in the call "
@@ -137,32 +143,31 @@ class Attempt:
 
     def _other(self, event: Any, observer: LoopObserver, shown: bool) -> bool:
         """Any event but text; returns whether something is shown now."""
-        if type(event) is Finish:  # the one event besides text that every reply has
+        kind = type(event)  # pyright: ignore[reportUnknownVariableType]
+        if kind is Finish:  # the one event besides text that every reply has
             self.finish = event
-            return shown
-        match event:
-            case ReasoningDelta():
-                thought = self._mend("reasoning", event.text)
-                self._reasoning.append(thought)
-                if not shown:
-                    return self._first(ReasoningDelta(thought), observer)
-                observer.reasoning(thought)
-            case ToolCallStart():
-                self._calls[event.index] = _Call(event.id, event.name)
-                return self._input(event.index, "", observer)
-            case ToolCallDelta():
-                args = self._mend(event.index, event.args)
-                self._calls.setdefault(event.index, _Call("", "")).args.append(args)
-                return self._input(event.index, args, observer)
-            case ToolCallEnd():
-                if event.args is not None:
-                    self._calls.setdefault(event.index, _Call("", "")).whole = event.args
-            case FileEvent():
-                self._files.append(event.file)
-            case UsageEvent():
-                self.usage = event.usage
-            case _:
-                raise ModelInvocationError(f"The gateway sent {type(event).__name__}, which is not a model event.")
+        elif kind is ReasoningDelta:
+            thought = self._mend("reasoning", event.text)
+            self._reasoning.append(thought)
+            if not shown:
+                return self._first(ReasoningDelta(thought), observer)
+            observer.reasoning(thought)
+        elif kind is ToolCallStart:
+            self._calls[event.index] = _Call(event.id, event.name)
+            return self._input(event.index, "", observer)
+        elif kind is ToolCallDelta:
+            args = self._mend(event.index, event.args)
+            self._calls.setdefault(event.index, _Call("", "")).args.append(args)
+            return self._input(event.index, args, observer)
+        elif kind is ToolCallEnd:
+            if event.args is not None:
+                self._calls.setdefault(event.index, _Call("", "")).whole = event.args
+        elif kind is FileEvent:
+            self._files.append(event.file)
+        elif kind is UsageEvent:
+            self.usage = event.usage
+        else:
+            raise ModelInvocationError(f"The gateway sent {type(event).__name__}, which is not a model event.")
         return shown
 
     def _mend(self, lane: str | int, text: str) -> str:
@@ -181,7 +186,8 @@ class Attempt:
 
     def _input(self, index: int, delta: str, observer: LoopObserver) -> bool:
         if self._live:
-            self.release(observer)
+            if self._held:
+                self.release(observer)
             call = self._calls[index]
             observer.tool_input(index, call.id, call.name, delta)
         return self._live
@@ -197,24 +203,26 @@ class Attempt:
 
     def candidate(self, request: ModelRequest) -> Candidate:
         """The whole reply. Only after `run` returned."""
-        finish = cast("Finish", self.finish)
-        calls = tuple(
-            ToolCall(call.id, call.name, call.parsed()) for _, call in sorted(self._calls.items()) if call.name
-        )
-        reasoning = "".join(self._reasoning)
+        finish, selection = self.finish, request.selection
+        assert finish is not None
         stop = finish.stop
-        if stop is StopReason.COMPLETE and calls:
-            stop = StopReason.TOOL_CALLS
+        calls: tuple[ToolCall, ...] = ()
+        if self._calls:
+            ordered = [call for _, call in sorted(self._calls.items()) if call.name]
+            calls = tuple([ToolCall(call.id, call.name, call.parsed()) for call in ordered])
+            if stop is StopReason.COMPLETE and calls:
+                stop = StopReason.TOOL_CALLS
+        reasoning = "".join(self._reasoning)
         return Candidate(
             text="".join(self._text),
             stop=stop,
-            provider=request.selection.provider,
-            model=request.selection.name,
+            provider=selection.provider,
+            model=selection.name,
             reasoning=(ReasoningPart(reasoning),) if reasoning else (),
             tool_calls=calls,
             files=tuple(self._files),
             raw_reason=finish.raw,
             details=finish.details,
-            usage=self.usage or Usage(),
+            usage=self.usage or UNKNOWN,
             provider_data=finish.provider_data,
         )

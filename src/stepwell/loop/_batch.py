@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
 import anyio
 import anyio.to_thread
 import msgspec
+from anyio import CancelScope
 
-from stepwell._signal import CancelSignal
 from stepwell.errors import ConflictingOutcomesError, HandlerError, InvalidOutcomeError, StepwellError, ToolTimeoutError
 from stepwell.messages import JsonValue, ToolCall, ToolResult
-from stepwell.models import Deadlines
 from stepwell.outcomes import Outcome, Stay
 from stepwell.tools import ArgumentsError, Handler, ToolContext, ToolDefinition, ToolErrors
 
 from ._host import CallScope, LoopHost
-from ._watch import Watchdog
 
 __all__ = ["Batch", "BatchResult", "Ran"]
 
@@ -51,18 +49,17 @@ class BatchResult(msgspec.Struct, frozen=True):
     outcome: Outcome
 
 
-class Batch:
+class Batch(msgspec.Struct):
     """Runs the calls of one reply.
 
     `started` and `finished` grow as calls begin and end and stay readable when the batch fails or is cancelled: what
     finished is recorded either way.
     """
 
-    def __init__(self, host: LoopHost, calls: Sequence[ToolCall]) -> None:
-        self.host = host
-        self.calls = calls
-        self.finished: dict[str, Ran] = {}
-        self.started: set[str] = set()
+    host: LoopHost
+    calls: Sequence[ToolCall]
+    finished: dict[str, Ran] = {}
+    started: set[str] = set()
 
     async def run(self) -> BatchResult:
         """Run every call.
@@ -73,7 +70,7 @@ class Batch:
             Exception: What a handler raised, after its siblings ended (in order: those that had begun).
         """
         host = self.host
-        handler = host.batch_handler(frozenset(call.name for call in self.calls))
+        handler = host.batch_handler(self.calls)
         if handler is not None:
             await self._together(handler)
         else:
@@ -84,20 +81,17 @@ class Batch:
                     for call, who in found:
                         group.start_soon(self._one, call, who, None)
             else:
-                await self._in_order(found)
+                after: CallScope | None = None
+                for call, who in found:
+                    one = await self._one(call, who, after)
+                    if one.error is not None:
+                        break
+                    after = one.scope or after
         ran = [self.finished[call.id] for call in self.calls if call.id in self.finished]
         for entry in ran:
             if entry.error is not None:
                 raise entry.error
         return BatchResult(ran, self._choose(ran))
-
-    async def _in_order(self, found: Sequence[tuple[ToolCall, _Found]]) -> None:
-        after: CallScope | None = None
-        for call, who in found:
-            ran = await self._one(call, who, after)
-            if ran.error is not None:
-                return
-            after = ran.scope or after
 
     def _choose(self, ran: Sequence[Ran]) -> Outcome:
         """The first outcome that is not `stay`; a second, different one is a conflict."""
@@ -121,7 +115,7 @@ class Batch:
     async def _one(self, call: ToolCall, found: _Found, after: CallScope | None) -> Ran:
         host = self.host
         if found is None:
-            if any(schema.name == call.name for schema in host.exposed()):
+            if host.exposes(call.name):
                 # A set of tools that one handler serves: the model called only some of them, or others besides.
                 why = f"{call.name} only runs together with the tools it belongs to, in one reply and without others."
                 return self._refuse(call, why)
@@ -210,27 +204,30 @@ class Batch:
     ) -> Any:
         """Run the body, in the loop or in a thread, under its deadline."""
         body: Callable[..., Any] = partial(self.host.bound(handler), *(() if calls is None else (calls,)), **arguments)
-        with scope.active():
-            if timeout is None:
-                return await self._body(handler, body, context.cancelled)
-            with Watchdog(self.host.clock, Deadlines(attempt=timeout)):
-                return await self._body(handler, body, context.cancelled)
-        # The watchdog swallowed the cancellation it caused, and no other.
-        raise ToolTimeoutError(
-            f"Tool {name} of stage {self.host.stage_id} did not finish within {timeout:g} s.",
-            stage=self.host.stage_id,
-            tool=name,
-        )
-
-    async def _body(self, handler: Handler, body: Callable[..., Any], cancelled: CancelSignal) -> Any:
         try:
-            if handler.is_async:
-                return await body()
-            # A thread cannot be stopped: it is left alone with its `cancelled` event; its scope refuses late writes.
-            return await anyio.to_thread.run_sync(body, abandon_on_cancel=True)
+            with scope.active():
+                if timeout is None or context.deadline is None:
+                    return await self._body(handler, body)
+                # A scope, which a handler may shield itself from and cannot swallow: it is anybody's code.
+                with CancelScope() as limit:
+                    timer = self.host.clock.call_at(context.deadline, limit.cancel)
+                    try:
+                        return await self._body(handler, body)
+                    finally:
+                        timer.cancel()
+            # The scope swallowed the cancellation it caused, and no other.
+            raise ToolTimeoutError(
+                f"Tool {name} of stage {self.host.stage_id} did not finish within {timeout:g} s.",
+                stage=self.host.stage_id,
+                tool=name,
+            )
         except BaseException:
-            cancelled.set()
+            context.cancelled.set()
             raise
+
+    def _body(self, handler: Handler, body: Callable[..., Any]) -> Awaitable[Any]:
+        # A thread cannot be stopped: it is left alone with its `cancelled` event; its scope refuses late writes.
+        return body() if handler.is_async else anyio.to_thread.run_sync(body, abandon_on_cancel=True)
 
     # -- results
 

@@ -15,6 +15,7 @@ from stepwell.tools import Handler, ToolDefinition, ToolErrors
 
 from ._contexts import LlmAttemptErrorContext, LlmBlockedContext, LlmErrorContext
 from ._policy import CallPolicy
+from ._watch import Alarm
 
 __all__ = ["CallScope", "LoopHost", "LoopObserver", "StreamMode", "Verdict", "VisitState"]
 
@@ -151,6 +152,11 @@ class LoopHost(Protocol):
         ...
 
     @property
+    def alarm(self) -> Alarm:
+        """What watches over the deadlines of model calls."""
+        ...
+
+    @property
     def observer(self) -> LoopObserver:
         """Whom to tell."""
         ...
@@ -230,8 +236,12 @@ class LoopHost(Protocol):
         """Who handles an exposed tool; `None` if it is not exposed or has no handler."""
         ...
 
-    def batch_handler(self, names: frozenset[str]) -> Handler | None:
-        """Who handles exactly this set of tools."""
+    def exposes(self, name: str) -> bool:
+        """Whether a tool is among `exposed()`."""
+        ...
+
+    def batch_handler(self, calls: Sequence[ToolCall]) -> Handler | None:
+        """Who handles exactly the set of tools that these calls are for."""
         ...
 
     def bound(self, handler: Handler) -> Any:

@@ -16,9 +16,9 @@ The classification (design: the model loop), first match wins:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, final
 
 import msgspec
 from anyio.lowlevel import checkpoint_if_cancelled
@@ -51,7 +51,7 @@ from ._contexts import (
     StoppedBecause,
 )
 from ._host import LoopHost, Verdict
-from ._policy import AskShorter, EmptyPolicy
+from ._policy import AskShorter, CallPolicy, EmptyPolicy
 
 __all__ = ["MAX_CALLS", "Accepted", "Terminal", "run_round"]
 
@@ -63,6 +63,7 @@ _SILENT = frozenset({StopReason.COMPLETE, StopReason.UNSPECIFIED})
 _NUDGEABLE = _SILENT | {StopReason.MALFORMED_TOOL_CALL}
 
 
+@final
 class Accepted(msgspec.Struct, frozen=True):
     """A candidate that counts. `silent`: nothing in it, and the policy accepts that. `cut`: its calls must not run."""
 
@@ -72,6 +73,7 @@ class Accepted(msgspec.Struct, frozen=True):
     cut: bool = False
 
 
+@final
 class Terminal(msgspec.Struct, frozen=True):
     """A failure hook decided: `value` is text or an outcome, `hook` its name."""
 
@@ -95,7 +97,7 @@ class _Blocked(msgspec.Struct, frozen=True):
     cause: Exception | None = None
 
 
-async def run_round(host: LoopHost) -> Accepted | Terminal:
+def run_round(host: LoopHost) -> Coroutine[Any, Any, Accepted | Terminal]:
     """Run one round of `host`.
 
     Returns:
@@ -110,32 +112,46 @@ async def run_round(host: LoopHost) -> Accepted | Terminal:
         Exception: The context's error if nobody handled it, with `attempts_made` as a note; whatever a hook or the
             prompt raises.
     """
-    return await _Round(host).run()
+    return _Round(host, host.policy).run()
 
 
-class _Round:
+class _Round(msgspec.Struct):
     """The state of one round. Nothing in here outlives it."""
 
-    def __init__(self, host: LoopHost) -> None:
-        self.host = host
-        self.policy = host.policy
-        self.number = 0  # attempts of the unit, over models and nudges; what observers count
-        self.nudge: str | None = None
-        self.nudges = 0
-        self.cap_raised: int | None = None
-        self.cut_policy_used = False
-        self.system: str | None = None
+    host: LoopHost
+    policy: CallPolicy
+    number: int = 0  # attempts of the unit, over models and nudges; what observers count
+    nudge: str | None = None
+    nudges: int = 0
+    cap_raised: int | None = None
+    cut_policy_used: bool = False
+    system: str | None = None
 
     async def run(self) -> Accepted | Terminal:
         host = self.host
         self._begin_round()
         self.system = host.prompt()
-        while True:
+        while True:  # the stage's model, then perhaps the alternate
             alternate = host.visit.alternate
             selection = ModelSelection.from_json(alternate) if alternate else host.selection
-            result = await self._attempts(selection, is_alternate=alternate is not None)
-            if result is not None:
-                return result
+            limit = 1 if alternate else (selection.attempts or self.policy.attempts)
+            made = 0
+            while True:
+                made += 1
+                result = await self._attempt(selection)
+                if type(result) is Accepted:
+                    return result
+                await checkpoint_if_cancelled()
+                if isinstance(result, _Blocked):
+                    return await self._blocked(result)
+                because = await self._again(result, selection, made, limit, alternate is not None)
+                if because == "nudged":
+                    made = 0
+                elif because is not None:
+                    break
+            terminal = await self._give_up(result, selection, made, limit, because)
+            if terminal is not None:
+                return terminal
 
     def _begin_round(self) -> None:
         host = self.host
@@ -147,29 +163,12 @@ class _Round:
             )
         host.visit.rounds += 1
 
-    async def _attempts(self, selection: ModelSelection, *, is_alternate: bool) -> Accepted | Terminal | None:
-        """Try one model until its budget is spent. `None`: go on with the alternate that was just activated."""
-        limit = 1 if is_alternate else (selection.attempts or self.policy.attempts)
-        made = 0
-        while True:
-            made += 1
-            result = await self._attempt(selection)
-            if isinstance(result, Accepted):
-                return result
-            await checkpoint_if_cancelled()
-            if isinstance(result, _Blocked):
-                return await self._blocked(result)
-            because = await self._again(result, selection, made, limit, is_alternate)
-            if because == "nudged":
-                made = 0
-            elif because is not None:
-                return await self._give_up(result, selection, made, limit, because)
-
     # -- one attempt
 
     async def _attempt(self, selection: ModelSelection) -> Accepted | _Failed | _Blocked:
         host = self.host
-        self._check_budget()
+        if self.policy.max_total_tokens is not None:
+            self._check_budget(self.policy.max_total_tokens)
         gateway = host.gateway(selection)
         request = self._request(selection)
         streams = request.output_schema is None or (host.stream_mode == "live" and host.stream_partial_objects)
@@ -180,15 +179,18 @@ class _Round:
         detail: str | None = None
         try:
             result = await self._result(attempt, gateway, request, selection)
-            verdict, detail = _verdict(result)
+            if type(result) is Accepted:
+                verdict = "accepted"
+            else:
+                verdict, detail = _verdict(result)
             return result
         except Exception as error:
             verdict, detail = "thrown", type(error).__name__
             raise
         finally:
-            host.add_usage(selection, attempt.usage)
-            stop = attempt.finish.raw or attempt.finish.stop.value if attempt.finish else None
-            host.observer.attempt_ended(verdict, attempt.usage, stop, detail)
+            usage, finish = attempt.usage, attempt.finish
+            host.add_usage(selection, usage)
+            host.observer.attempt_ended(verdict, usage, finish.raw or finish.stop.value if finish else None, detail)
 
     async def _result(
         self, attempt: Attempt, gateway: ModelGateway, request: ModelRequest, selection: ModelSelection
@@ -205,16 +207,15 @@ class _Round:
             if attempt.finish is None:  # else the reply is whole, and only closing the connection failed
                 return _Failed("invocation_error", error)
         result = self._classify(attempt.candidate(request), selection, request.output_schema is not None)
-        if isinstance(result, Accepted):
+        if type(result) is Accepted:
             if host.cancelled.is_set():
                 await checkpoint_if_cancelled()
             if not result.silent:
                 attempt.release(host.observer)
         return result
 
-    def _check_budget(self) -> None:
-        limit = self.policy.max_total_tokens
-        if limit is not None and (spent := self.host.spent()) >= limit:
+    def _check_budget(self, limit: int) -> None:
+        if (spent := self.host.spent()) >= limit:
             raise UsageLimitError(
                 f"The turn used {spent} of {limit} tokens (max_total_tokens): no further model call is made.",
                 stage=self.host.stage_id,
@@ -246,7 +247,7 @@ class _Round:
             return _Blocked(self._candidate_blocked(candidate))
         if not (candidate.text.strip() or candidate.tool_calls or candidate.files):
             return self._empty(candidate, selection)
-        cut = bool(candidate.tool_calls) and candidate.truncated
+        cut = candidate.truncated and bool(candidate.tool_calls)
         malformed = candidate.stop is StopReason.MALFORMED_TOOL_CALL or len(candidate.tool_calls) > MAX_CALLS
         if (cut or malformed) and "truncated" in self.policy.auto_reject:
             return self._reject(candidate, "truncated_tool_call" if cut else "malformed_tool_call", selection)
@@ -484,10 +485,8 @@ _WHY = {
 }
 
 
-def _verdict(result: Accepted | _Failed | _Blocked) -> tuple[Verdict, str | None]:
-    """How an attempt ended, for observers; the detail names an error or reason, and holds no content."""
-    if isinstance(result, Accepted):
-        return "accepted", None
+def _verdict(result: _Failed | _Blocked) -> tuple[Verdict, str | None]:
+    """How an attempt failed, for observers; the detail names an error or reason, and holds no content."""
     if isinstance(result, _Blocked):
         return "blocked", result.context.reason
     if result.rejection is not None:

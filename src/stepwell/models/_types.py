@@ -92,8 +92,11 @@ class ModelSelection:
     name: str
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
     attempts: int | None = None
+    id: str = field(init=False, repr=False, compare=False)
+    """`provider:name`."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "id", f"{self.provider}:{self.name}")
         if not self.provider.strip() or not self.name.strip():
             raise LlmSetupError('A model selection needs a provider and a name, written "provider:name".')
         if self.attempts is not None and self.attempts < 1:
@@ -105,13 +108,8 @@ class ModelSelection:
             )
         object.__setattr__(self, "params", MappingProxyType(dict(self.params)))
 
-    @property
-    def id(self) -> str:
-        """`provider:name`."""
-        return f"{self.provider}:{self.name}"
-
     def __hash__(self) -> int:
-        return hash((self.provider, self.name, self.attempts))
+        return hash(self.id)
 
     @classmethod
     def parse(cls, value: ModelSelection | str) -> ModelSelection:
@@ -245,7 +243,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
 
     stop: StopReason
     raw: str | None = None
-    details: JsonObject = msgspec.field(default_factory=dict[str, Any])
+    details: JsonObject = {}
     provider_data: JsonObject | None = None
     model: str | None = None
 
@@ -305,7 +303,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     object: JsonValue = None
     files: tuple[FilePart, ...] = ()
     raw_reason: str | None = None
-    details: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    details: Mapping[str, Any] = {}
     usage: Usage = Usage()
     provider_data: JsonObject | None = None
 

@@ -21,7 +21,7 @@ from stepwell.errors import (
     UnknownSessionError,
 )
 
-from .document import LogEntry, SessionHead, SessionSummary, decode_head, encode_head
+from .document import LogEntry, SessionHead, SessionSummary, decode_head
 
 MAX_POSITION: Final = (1 << 22) - 1
 """The last position of a namespace. No conversation comes near; it leaves room in a row's number for the rest."""
@@ -30,7 +30,8 @@ TURN_NONE: Final = 0
 TURN_OPEN: Final = 1
 TURN_SUSPENDED: Final = 2
 
-_ATOMS: Final = frozenset({str, bool, type(None)})
+_ATOMS: Final = frozenset[type]({str, bool, type(None)})
+_TEXT: Final = frozenset[type]({str})
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -53,7 +54,7 @@ def head_bytes(head: SessionHead) -> bytes:
     try:
         revision, head.revision = head.revision, 0  # a column; put back below, cheaper than a copy of the head
         try:
-            return encode_head(head)
+            return _encode(head)
         finally:
             head.revision = revision
     except (ValueError, TypeError, msgspec.MsgspecError) as error:
@@ -153,9 +154,8 @@ def _plain(value: Any, depth: int) -> bool:
     if kind in _ATOMS:
         return True
     if kind is dict:
-        for key in value:
-            if type(key) is not str and not isinstance(key, str):
-                return False
+        if not _TEXT.issuperset(map(type, value)) and not all(isinstance(key, str) for key in value):
+            return False
         items: Iterable[Any] = value.values()
     elif kind is list or kind is tuple:
         items = value
@@ -169,8 +169,10 @@ def _plain(value: Any, depth: int) -> bool:
         return isinstance(value, str)
     if depth > MAX_DEPTH:  # decoders count their recursion against the stack that is left
         return False
-    for item in items:  # noqa: SIM110 - all() with a generator takes twice as long, and this runs in every commit
-        if type(item) not in _ATOMS and not _plain(item, depth + 1):
+    if _ATOMS.issuperset(map(type, items)):
+        return True
+    for item in items:  # noqa: SIM110 - one frame a level: a generator has its own, and the deepest would be too deep
+        if not _plain(item, depth + 1):
             return False
     return True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from stepwell._clock import Clock, SystemClock
@@ -34,23 +33,12 @@ from .store import Acquired, Commit, DueSession, InboxRow, InboxUpdate, JournalR
 __all__ = ["MemoryStore"]
 
 
-class _Namespace:
-    """Messages of one namespace; positions ascend, the rows are encoded records."""
-
-    __slots__ = ("positions", "rows")
-
-    def __init__(self) -> None:
-        self.positions: list[int] = []
-        self.rows: dict[int, bytes] = {}
-
-
 class _Session:
     """One session's rows. Everything in it is bytes or immutable, so nothing is shared with a caller."""
 
     __slots__ = (
         "epoch",
         "expires",
-        "flow",
         "head",
         "inbox",
         "incarnation",
@@ -61,7 +49,6 @@ class _Session:
         "owner",
         "revision",
         "sequence",
-        "status",
         "turn",
     )
 
@@ -73,10 +60,8 @@ class _Session:
         self.epoch = 0
         self.owner: str | None = None
         self.expires = 0.0
-        self.flow = ""
-        self.status = ""
         self.turn = TURN_NONE
-        self.messages: dict[str, _Namespace] = {}
+        self.messages: dict[tuple[str, int], bytes] = {}  # by namespace and position
         self.sequence: list[SequenceEntry] = []
         self.log: list[bytes] = []
         self.inbox: dict[str, InboxRow] = {}
@@ -169,14 +154,11 @@ class MemoryStore:
         self, session: str, ns: str, *, first: int = 0, before: int | None = None, last: int | None = None
     ) -> list[StoredMessage]:
         """See `SessionStore.load_messages`."""
-        rows = self._find(session).messages.get(ns)
-        if rows is None:
-            return []
-        start = bisect_left(rows.positions, first)
-        end = len(rows.positions) if before is None else bisect_left(rows.positions, before)
+        rows = self._find(session).messages
+        positions = sorted(at for of, at in rows if of == ns and at >= first and (before is None or at < before))
         if last is not None:
-            start = max(start, end - last)
-        return [StoredMessage(at, decode_message(rows.rows[at])) for at in rows.positions[start:end]]
+            positions = positions[max(0, len(positions) - last) :]
+        return [StoredMessage(at, decode_message(rows[ns, at])) for at in positions]
 
     async def load_sequence(self, session: str) -> list[SequenceEntry]:
         """See `SessionStore.load_sequence`."""
@@ -239,11 +221,14 @@ class MemoryStore:
         rows: list[SessionSummary] = []
         number = 0
         for session, found in reversed(self._sessions.items()):
-            if found.number >= before or flow not in (None, found.flow) or status not in (None, found.status):
+            if found.number >= before:
+                continue
+            summary = summary_from(found.head, session, found.revision)
+            if flow not in (None, summary.flow) or status not in (None, summary.status):
                 continue
             if len(rows) == limit:
                 return rows, str(number)
-            rows.append(summary_from(found.head, session, found.revision))
+            rows.append(summary)
             number = found.number
         return rows, None
 
@@ -277,34 +262,29 @@ class MemoryStore:
         """Apply a commit. All that can fail comes first, so that it is applied whole or not at all."""
         head = commit.head
         data = head_bytes(head)
-        log = [log_bytes(entry) for entry in commit.log]
+        log = [log_bytes(entry) for entry in commit.log] if commit.log else []
         for entry in commit.sequence:
             text_checked(entry.stage, "stage")
         for row in commit.inbox:
             text_checked(row.key, "inbox key")
         for row in commit.journal:
             text_checked(row.key, "journal key")
-        seen: set[tuple[str, int]] = set()
+        rows = found.messages
+        new: dict[tuple[str, int], bytes] = {}
         for message in commit.messages:
-            rows = found.messages.get(text_checked(message.ns, "namespace"))
-            check_position(session, message.ns, message.position)
-            at = (message.ns, message.position)
-            if at in seen or (rows is not None and message.position in rows.rows):
-                raise taken(session, *at)
-            seen.add(at)
-        for message in commit.messages:
-            rows = found.messages.get(message.ns)
-            if rows is None:
-                rows = found.messages[message.ns] = _Namespace()
-            if not rows.positions or message.position > rows.positions[-1]:
-                rows.positions.append(message.position)
-            else:
-                insort(rows.positions, message.position)
-            rows.rows[message.position] = message.data
-        for ns, first in commit.first.items():
-            _drop_below(found.messages.get(ns), first)
-        found.sequence += commit.sequence
-        found.log += log
+            ns, position = at = message.ns, message.position
+            check_position(session, text_checked(ns, "namespace"), position)
+            if at in rows or at in new:
+                raise taken(session, ns, position)
+            new[at] = message.data
+        rows |= new
+        if commit.first:
+            for at in [at for at in rows if at[1] < commit.first.get(at[0], 0)]:
+                del rows[at]
+        if commit.sequence:
+            found.sequence += commit.sequence
+        if log:
+            found.log += log
         for row in commit.inbox:
             _apply_inbox(found.inbox, row)
         if commit.clear_journal is not None:
@@ -314,22 +294,13 @@ class MemoryStore:
             found.journal[row.key] = row
         found.head = data
         found.revision += 1
-        found.flow, found.status, found.turn = head.workflow.id, head.status, turn_state(head)
-        if found.turn == TURN_NONE:
-            self._candidates.pop(session, None)
-        else:
+        turn = found.turn = turn_state(head)
+        if turn != TURN_NONE:
             self._candidates[session] = None
+        elif session in self._candidates:
+            del self._candidates[session]
         if commit.release:
             self._give_up(session, found)
-
-
-def _drop_below(rows: _Namespace | None, first: int) -> None:
-    if rows is None:
-        return
-    end = bisect_left(rows.positions, first)
-    for at in rows.positions[:end]:
-        del rows.rows[at]
-    del rows.positions[:end]
 
 
 def _apply_inbox(inbox: dict[str, InboxRow], row: InboxUpdate | InboxRow) -> None:

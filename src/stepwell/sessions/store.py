@@ -111,7 +111,7 @@ class Commit(msgspec.Struct, kw_only=True):
 
     head: SessionHead
     messages: Sequence[NewMessage] = ()
-    first: dict[str, int] = msgspec.field(default_factory=dict[str, int])
+    first: dict[str, int] = {}
     sequence: Sequence[SequenceEntry] = ()
     log: Sequence[LogEntry] = ()
     inbox: Sequence[InboxUpdate | InboxRow] = ()
