@@ -174,14 +174,25 @@ class ChannelMachine(RuleBasedStateMachine):
         if hasattr(self, "runner"):
             try:
                 self.settle()
+                self.resume_from_every_cursor()
             finally:
                 self.run(self.disconnect())
                 self.runner.close()
 
-    async def disconnect(self) -> None:
+    def resume_from_every_cursor(self) -> None:
+        """None of the last ones loses anything, whatever the reader had got that it was given to."""
+        self.run(self.leave_all())
+        for seen in self.seen[-8:]:
+            self.open_reader(self.channels[0], seen)
+        self.settle()
+
+    async def leave_all(self) -> None:
         for reader in self.readers:
             await reader.context.__aexit__(None, None, None)
         self.readers.clear()
+
+    async def disconnect(self) -> None:
+        await self.leave_all()
         for provider in self.providers:
             await provider.close()
 
@@ -278,6 +289,9 @@ class ChannelMachine(RuleBasedStateMachine):
         via=st.integers(0, 1),
     )
     def append(self, which: int, text: str, extras: dict[str, Any] | None, epoch: int | None, via: int) -> None:
+        self.append_one(which, text, extras, epoch, via)
+
+    def append_one(self, which: int, text: str, extras: dict[str, Any] | None, epoch: int | None, via: int) -> None:
         serial, channel = self.pick(which), self.channels[via % len(self.channels)]
         message = self.model.messages[serial]
         seq, before = message.applied + 1, message.now
@@ -297,6 +311,14 @@ class ChannelMachine(RuleBasedStateMachine):
                 assert newest == message.newest
 
         self.again = repeat
+
+    @precondition(lambda self: self.model.messages)
+    @rule(picks=st.lists(st.integers(0, 2), min_size=2, max_size=6))
+    def append_in_turn(self, picks: list[int]) -> None:
+        """Streams that are open at the same time."""
+        for n, which in enumerate(picks):
+            if isinstance(self.model.messages[self.pick(which)].now.data, str):
+                self.append_one(which, str(n), make_extras({"stream": "true", "status": "streaming"}), None, 0)
 
     @precondition(lambda self: self.model.messages)
     @rule(which=st.integers(0, 7), ahead=st.integers(2, 4) | st.integers(-1000, -999))
@@ -383,8 +405,10 @@ class ChannelMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.readers) < 4)
     @rule(which=st.none() | st.integers(0, 30), via=st.integers(0, 1))
     def subscribe(self, which: int | None, via: int) -> None:
-        channel = self.channels[via % len(self.channels)]
         seen = None if which is None or not self.seen else self.seen[-1 - which % len(self.seen)]
+        self.open_reader(self.channels[via % len(self.channels)], seen)
+
+    def open_reader(self, channel: Channel, seen: Seen | None) -> None:
         context = channel.subscribe(after=None if seen is None else seen.cursor)
         subscription = self.run(context.__aenter__())
         if seen is None:

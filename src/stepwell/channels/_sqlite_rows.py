@@ -2,6 +2,7 @@
 
 A message is one row, which holds it as of the last time it was whole: when it was created, replaced, or closed. Each
 append to a stream that is still open is a row of its own. Closing the stream makes the message whole and frees them.
+An ephemeral message is always whole: it goes as one row.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ __all__ = [
     "Head",
     "delete_channel",
     "find_head",
-    "free_appends",
     "headers_id",
     "key_of",
     "make_head",
@@ -47,7 +47,7 @@ _HEADERS: Final = (
 )
 # `place`: in its publish call. `data`: text if `text`, else JSON. `headers` and `rest` make up the extras. `client`:
 # who published it. `whole`: position of the mutation that the row shows; `version`: of the newest, later than `whole`
-# if that is an append. `open`: more appends are expected. `changed`: time of the newest mutation.
+# if that is an append. `open`: appends that follow get rows of their own. `changed`: time of the one at `whole`.
 _MESSAGES: Final = (
     "CREATE TABLE channel_message (channel INTEGER NOT NULL, position INTEGER NOT NULL, place INTEGER NOT NULL,"
     " name TEXT NOT NULL, text INTEGER NOT NULL, data TEXT, headers INTEGER, rest TEXT, client TEXT, key BLOB,"
@@ -157,7 +157,7 @@ _APPEND_ROWS: Final = (
     " FROM channel_append a JOIN channel_message m ON m.channel = a.channel AND m.position = a.message"
     " LEFT JOIN channel_headers h ON h.channel = a.channel"
     " AND h.id = CASE WHEN a.rest IS NULL THEN m.headers ELSE a.headers END"
-    " WHERE a.channel = ? AND NOT (m.ephemeral AND m.changed <= ?)"
+    " WHERE a.channel = ? AND a.position > ? ORDER BY a.position LIMIT ?"
 )
 _position = attrgetter("position")
 
@@ -178,9 +178,7 @@ def read_page(cursor: sqlite3.Cursor, head: Head, after: int, limit: int, now: i
     changed = cursor.execute(
         f"{_ROWS} AND m.whole > ? AND m.whole > m.position ORDER BY m.whole LIMIT ?", (head.id, due, after, limit)
     ).fetchall()
-    appended = cursor.execute(
-        f"{_APPEND_ROWS} AND a.position > ? ORDER BY a.position LIMIT ?", (head.id, due, after, limit)
-    ).fetchall()
+    appended = cursor.execute(_APPEND_ROWS, (head.id, after, limit)).fetchall()
     parts = [_row(row, row[0]) for row in created], [_row(row, row[8]) for row in changed], map(_append, appended)
     rows = list(merge(*parts, key=_position))
     if len(rows) >= limit:
@@ -223,8 +221,8 @@ def _newest(cursor: sqlite3.Cursor, channel: int, found: tuple[Any, ...]) -> Row
     if version == row.version:
         return row
     extras: Extras | None
-    headers, rest = cursor.execute(
-        "SELECT h.headers, a.rest FROM channel_append a"
+    headers, rest, changed = cursor.execute(
+        "SELECT h.headers, a.rest, a.changed FROM channel_append a"
         " LEFT JOIN channel_headers h ON h.channel = a.channel AND h.id = a.headers"
         " WHERE a.channel = ? AND a.position = ?",
         (channel, version),
@@ -232,9 +230,7 @@ def _newest(cursor: sqlite3.Cursor, channel: int, found: tuple[Any, ...]) -> Row
     extras = row.extras if rest is None else join_extras(headers, rest)
     assert isinstance(row.data, str)
     text = row.data + text_of(cursor, channel, row.position)
-    return Row(
-        row.position, row.message, row.index, version, "update", row.name, text, extras, row.client_id, row.timestamp
-    )
+    return Row(row.position, row.message, row.index, version, "update", row.name, text, extras, row.client_id, changed)
 
 
 # --- what is due to go ------------------------------------------------------------------------------------------------
@@ -257,19 +253,8 @@ def sweep(cursor: sqlite3.Cursor, head: Head, now: int, retention: float | None)
         newer = (cursor.execute(f"{query} ORDER BY 1 LIMIT 1", values).fetchone() for query in _NEWER)
         floor = min([head.head, *(found[0] - 1 for found in newer if found is not None)])
     cursor.execute("UPDATE channel SET swept = ?, floor = ? WHERE id = ?", (now, floor, head.id))
-    gone = cursor.execute(
-        "SELECT position, version > whole FROM channel_message"
-        " WHERE channel = ? AND ephemeral AND changed <= ? LIMIT ?",
-        (head.id, ephemeral_limit(now), SWEEP_MESSAGES),
-    ).fetchall()
-    for position, appended in gone:
-        cursor.execute("DELETE FROM channel_message WHERE channel = ? AND position = ?", (head.id, position))
-        if appended:
-            free_appends(cursor, head.id, position)
-
-
-def free_appends(cursor: sqlite3.Cursor, channel: int, position: int) -> None:
-    """Remove the appends of a message that is whole, or gone."""
     cursor.execute(
-        "DELETE FROM channel_append WHERE channel = ? AND position > ? AND message = ?", (channel, position, position)
+        "DELETE FROM channel_message WHERE channel = ?1 AND position IN (SELECT position FROM channel_message"
+        " WHERE channel = ?1 AND ephemeral AND changed <= ?2 LIMIT ?3)",
+        (head.id, ephemeral_limit(now), SWEEP_MESSAGES),
     )

@@ -44,7 +44,6 @@ from ._sqlite_rows import (
     Head,
     delete_channel,
     find_head,
-    free_appends,
     headers_id,
     key_of,
     make_head,
@@ -225,7 +224,7 @@ class SqliteChannel:
         headers, rest = message.extras
         if change.is_given:
             headers, rest = headers_id(cursor, head.id, change.headers), change.rest
-        is_open = change.is_open if change.is_given else message.is_open
+        is_open = change.is_open and not message.is_ephemeral if change.is_given else message.is_open
         now = self._provider.now()
         if is_open:
             kept = (None, None) if (headers, rest) == message.stored else (headers, rest)
@@ -234,9 +233,8 @@ class SqliteChannel:
                 (head.id, head.head, message.position, data, *kept, now),
             )
             cursor.execute(
-                "UPDATE channel_message SET version = ?, applied = ?, open = 1, changed = ?"
-                " WHERE channel = ? AND position = ?",
-                (head.head, seq, now, head.id, message.position),
+                "UPDATE channel_message SET version = ?, applied = ?, open = 1 WHERE channel = ? AND position = ?",
+                (head.head, seq, head.id, message.position),
             )
         else:
             [stored] = cursor.execute(
@@ -259,7 +257,8 @@ class SqliteChannel:
         head.head += 1
         self._move(cursor, head)
         extras = headers_id(cursor, head.id, change.headers), change.rest
-        message.replace(cursor, head, data, extras, message.applied, change.is_open, self._provider.now())
+        is_open = change.is_open and not message.is_ephemeral
+        message.replace(cursor, head, data, extras, message.applied, is_open, self._provider.now())
         return version_at(head.head, head.series)
 
     # -- inside a transaction
@@ -396,13 +395,14 @@ class _Given:
             "INSERT INTO channel_message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?)",
             (
                 *(channel, position, place, self._name, *self._data, headers, self._change.rest, self._client_id),
-                *(self.key, position, position, self._change.is_open, self._ephemeral, now),
+                *(self.key, position, position, self._change.is_open and not self._ephemeral, self._ephemeral, now),
             ),
         )
 
 
 _STORED: Final = (
-    "SELECT m.place, m.text AND m.data IS NOT NULL, m.headers, m.rest, a.headers, a.rest, m.version, m.applied, m.open"
+    "SELECT m.place, m.text AND m.data IS NOT NULL, m.headers, m.rest, a.headers, a.rest, m.version, m.applied, m.open,"
+    " m.ephemeral"
     " FROM channel_message m LEFT JOIN channel_append a ON a.channel = m.channel AND a.position = m.version"
     " WHERE m.channel = ? AND m.position = ?"
 )
@@ -418,14 +418,16 @@ class _Stored:
         extras: The same as of its newest mutation.
         version: Position of that.
         applied: How many appends it has.
-        is_open: Whether more are expected.
+        is_open: Whether appends that follow get rows of their own.
+        is_ephemeral: They do not: it is always whole.
     """
 
-    __slots__ = ("applied", "extras", "is_open", "is_text", "position", "stored", "version")
+    __slots__ = ("applied", "extras", "is_ephemeral", "is_open", "is_text", "position", "stored", "version")
 
     def __init__(self, position: int, row: tuple[Any, ...]) -> None:
         self.position = position
-        _, self.is_text, headers, rest, last_headers, last_rest, self.version, self.applied, self.is_open = row
+        _, self.is_text, headers, rest, last_headers, last_rest, self.version, self.applied = row[:8]
+        self.is_open, self.is_ephemeral = row[8:]
         self.stored: tuple[int | None, str | None] = headers, rest
         self.extras = self.stored if last_rest is None else (last_headers, last_rest)
 
@@ -445,7 +447,10 @@ class _Stored:
             " open = ?, changed = ? WHERE channel = ? AND position = ?",
             (*data, *extras, head.head, head.head, applied, is_open, now, head.id, self.position),
         )
-        free_appends(cursor, head.id, self.position)
+        cursor.execute(
+            "DELETE FROM channel_append WHERE channel = ? AND position > ? AND message = ?",
+            (head.id, self.position, self.position),
+        )
 
 
 @contextlib.contextmanager
