@@ -126,6 +126,7 @@ class ReadingTests(ChannelSuite):
             await until(view, subscription, lambda view: view.texts()[one] == "1a 1b 1c")
 
     async def test_any_cursor_resumes_without_loss(self, provider: ChannelProvider) -> None:
+        self.needs(provider.capabilities.replay)
         channel = await provider.open(NAME)
         expected = View()
         cursors: list[tuple[Cursor, View]] = []
@@ -378,6 +379,7 @@ class ReadingTests(ChannelSuite):
         assert len(stops[-1][1].taken) == len(serials) + 1, "the whole snapshot was there already"
 
     async def test_what_is_ephemeral_is_live_only(self, provider: ChannelProvider) -> None:
+        self.needs(provider.capabilities.replay)
         channel = await provider.open(NAME)
         ephemeral = make_extras({"run-id": "r", "stream": "false"}, {"kind": "data-ping"}, ephemeral=True)
         async with channel.subscribe() as subscription:

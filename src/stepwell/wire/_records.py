@@ -118,6 +118,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
         fence: Epochs are enforced, atomically with the write.
         idempotency: By id and by append sequence.
         cursors: A cursor can be continued from in another process and after a restart.
+        replay: A cursor can be continued from at all.
         retention: `retention` is honoured, and a removed cursor gives a `Gap`.
         shared: Several processes can use one channel.
     """
@@ -125,6 +126,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     fence: bool = True
     idempotency: bool = True
     cursors: bool = True
+    replay: bool = True
     retention: bool = True
     shared: bool = True
 
