@@ -172,8 +172,10 @@ class AblyChannels:
                 finally:
                     connected.cancel()
                     failed.cancel()
-                    if not connected.done() or connected.cancelled():
-                        await realtime.close()
+                    if connected.cancelled() or not connected.done():
+                        # The SDK raises a bare exception where it never had a connection to close.
+                        with contextlib.suppress(Exception):
+                            await realtime.close()
                 self._realtime = realtime
             return self._realtime
 
