@@ -190,7 +190,8 @@ class StreamEncoder:
         while True:
             await self._window.wait()
             due = self._due
-            await self._clock.sleep(due - self._clock.monotonic())
+            # A loop that was busy comes late, and a clock refuses to wait for less than no time.
+            await self._clock.sleep(max(0.0, due - self._clock.monotonic()))
             if self._due == due:  # else everything went out meanwhile, and another window has begun
                 async with self._lock:
                     await self._flush(last_chance=False)

@@ -114,8 +114,9 @@ class Window(Generic[M, P]):
         node = change.node
         if node is not None:
             self._selection.pin(node, self.shown)
-            if node.place is not None and node.place[1] < self._edge and node not in self._held():
-                self._edge = _edge_at(node)  # it came live
+            known = node not in self._shown and node in self._held()
+            if node.place is not None and node.place[1] < self._edge and not known:
+                self._edge = _edge_at(node)  # it came live, or its echo did and gave it its place in the order
         self.recompute()
 
     def on_bulk(self, change: BulkChange) -> None:
