@@ -16,7 +16,8 @@ from stepwell.transport import ClientSession
 from stepwell.transport.codecs import UIMessageCodec
 from stepwell.wire import H, Name, transport_headers
 
-pytestmark = pytest.mark.anyio
+# Each starts some fifty processes one after another.
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 RUNS = int(os.environ.get("STEPWELL_KILLS", "25"))
 """Of each backend."""
