@@ -160,6 +160,7 @@ class ChannelMachine(RuleBasedStateMachine):
         self.providers: list[ChannelProvider] = []
         self.channels: list[Channel] = []
         self.connect()
+        self.open_reader(self.channels[0], None)
 
     def connect(self) -> None:
         async def connect() -> None:
