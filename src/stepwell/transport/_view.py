@@ -214,7 +214,7 @@ class View(Generic[M, P]):
             The messages behind it, which are what the view shows then; all, if none is known.
 
         Raises:
-            As `load_older`.
+            HistoryFetchError, SessionClosedError, ChannelNotReadyError: As `load_older`.
         """
         async with self._turn:
             part = self.messages
