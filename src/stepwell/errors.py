@@ -50,6 +50,7 @@ StepwellError
 │   ├── SessionClosedError         use after close, end or detach (104004)
 │   ├── ChannelNotReadyError       sending before connecting (104007)
 │   ├── InputEventNotFoundError    neither the run nor its input is on the channel (104010)
+│   ├── NotInActivityError         called outside a Temporal activity
 │   └── TurnCancelledError         the turn was cancelled; says who and why
 ├── ProviderError                  the model's provider; mostly worth another try
 │   ├── ModelInvocationError       an ordinary failure of a model call
@@ -114,6 +115,7 @@ __all__ = [
     "ModelTimeoutError",
     "NewerSchemaError",
     "NonJsonValueError",
+    "NotInActivityError",
     "OperationCancelledError",
     "OperatorError",
     "OwnershipError",
@@ -458,6 +460,10 @@ class InputEventNotFoundError(CallerError):
 
     wire_code: ClassVar[int] = 104010
     status_code: ClassVar[int] = 504
+
+
+class NotInActivityError(CallerError):
+    """Called outside a Temporal activity: call it in one."""
 
 
 class ProviderError(StepwellError):
