@@ -358,21 +358,13 @@ class RunNode(Node[M, P]):
         canonical = self._steps[attempt[0]].canonical
         return canonical is None or canonical == attempt[1]
 
-    def absorb(self, other: RunNode[M, P]) -> None:
-        """Become one with another node that turns out to be the same run."""
-        self.log.absorb(other.log)
-        self._seeds.update(other._seeds)
-        self.answered |= other.answered
-        self.last_activity = max(self.last_activity, other.last_activity)
-        if other._origin is not None and (self._origin is None or other._origin.serial < self._origin.serial):
-            self._originate(other._origin)
-        for event in other._events:
-            self.on_event(event)
-        if other._known_from is not None:
-            self._know(other._known_from)
-        for step_id, step in other._steps.items():
-            self._steps.setdefault(step_id, step)
-        self._step_infos = None
+    def absorb(self, fork: RunNode[M, P]) -> None:
+        """Take over what stood under the id of the input, until it was known that this run answers it."""
+        self.log.absorb(fork.log)
+        self._seeds.update(fork._seeds)
+        self.last_activity = max(self.last_activity, fork.last_activity)
+        if fork._origin is not None and (self._origin is None or fork._origin.serial < self._origin.serial):
+            self._originate(fork._origin)
         self.rebuild()
 
     # -- what follows from them

@@ -256,7 +256,7 @@ class ConversationTree(Generic[M, P]):
         run = self._run(event.run_id)
         renamed = None
         if event.verb == "start" and event.input_codec_message_id is not None:
-            run, renamed = self._answer(run, event.input_codec_message_id)
+            renamed = self._answer(run, event.input_codec_message_id)
         if run.on_event(event):
             self._settle(run, renamed, event.timestamp)
             self._tell(RunChange(run, event, self._live))
@@ -315,7 +315,7 @@ class ConversationTree(Generic[M, P]):
         answered = headers.get(H.INPUT_CODEC_MESSAGE_ID)
         renamed = None
         if answered is not None and self._answers.get(answered) is not run:
-            run, renamed = self._answer(run, answered)
+            renamed = self._answer(run, answered)
         run.begin(delivery.serial, headers)
         stamp = headers.get(H.STEER_CODEC_MESSAGE_IDS)
         if stamp is not None:
@@ -364,24 +364,19 @@ class ConversationTree(Generic[M, P]):
         run.begin(delivery.serial, headers)
         return run
 
-    def _answer(self, run: RunNode[M, P], message_id: str) -> tuple[RunNode[M, P], str | None]:
-        """Note that a run answers an input. If the input is a fork, the fork is that run: return it and its old key."""
+    def _answer(self, run: RunNode[M, P], message_id: str) -> str | None:
+        """Note that a run answers an input. If the input is a fork, the run takes its place: return the fork's key."""
         self._answers.setdefault(message_id, run)
         fork = self._runs.get(message_id)
-        if fork is None or fork is run or fork.key != message_id:
-            return run, None
-        # The fork's node stays, under the run's id: what views remember of it goes on to hold.
+        if fork is None or fork is run:
+            return None
         del self._runs[message_id]
-        self._unfile(run)
-        fork.key = run.key
-        self._runs[fork.key] = fork
-        self._answers[message_id] = fork
-        if run.known or run.events:
-            fork.absorb(run)
-            for owned, owner in self._owners.items():
-                if owner is run:
-                    self._owners[owned] = fork
-        return fork, message_id
+        self._unfile(fork)
+        self._answers[message_id] = run
+        run.absorb(fork)
+        for entry in fork.log:
+            self._owners[entry.message_id] = run
+        return message_id
 
     def _first_version(self, node: Node[M, P]) -> Node[M, P]:
         """The earliest input that an input replaces, over any number of edits, as far as they were seen."""

@@ -60,7 +60,9 @@ class Window(Generic[M, P]):
     def __init__(self, tree: ConversationTree[M, P], selection: Selection[M, P]) -> None:
         self._tree = tree
         self._selection = selection
-        self._branch: list[Node[M, P]] = tree.visible(selection.choose)
+        self._branch: list[Node[M, P]] = []
+        self._places: list[tuple[bool, str, int]] = []
+        self._set_branch()
         self._shown: dict[Node[M, P], None] = dict.fromkeys(self._branch)
         self._edge = _BEFORE_ALL
         self._hidden = 0  # messages at the head of the list that are not shown: the edge is one of nodes
@@ -100,11 +102,13 @@ class Window(Generic[M, P]):
 
     def on_content(self, node: Node[M, P]) -> bool:
         """A node's content changed. Whether that can be seen."""
-        if node not in self._shown:
+        if self._stale:
+            return True  # not known yet; the list is made anew anyway
+        # What stands in for a part of another run need not be on the branch itself.
+        if node not in self._shown and node not in self._segments:
             return False
         self._messages = None
-        if not self._stale:
-            self._changed.add(node)
+        self._changed.add(node)
         return True
 
     def on_structure(self, change: StructureChange) -> None:
@@ -114,7 +118,8 @@ class Window(Generic[M, P]):
         node = change.node
         if node is not None:
             self._selection.pin(node, self.shown)
-            known = node not in self._shown and node in self._held()
+            held = {one.key for one in self._held()}
+            known = node not in self._shown and (node.key in held or change.renamed in held)
             if node.place is not None and node.place[1] < self._edge and not known:
                 self._edge = _edge_at(node)  # it came live, or its echo did and gave it its place in the order
         self.recompute()
@@ -131,12 +136,17 @@ class Window(Generic[M, P]):
     def recompute(self) -> None:
         """Go through the branch anew: the tree or the selection changed."""
         first = next(iter(self._shown), None)
-        self._branch = self._tree.visible(self._selection.choose)
+        self._set_branch()
         self._shown = dict.fromkeys(self._branch[self._first() :])
         if next(iter(self._shown), None) is not first:
             self._hidden = 0  # it was of another node's messages
         self._stale = True
         self._messages = None
+
+    def _set_branch(self) -> None:
+        self._branch = self._tree.visible(self._selection.choose)
+        # Where the nodes stood then: one of them may have moved, or be gone, when the next change is told.
+        self._places = [_order_of(node) for node in self._branch]
 
     def show_from(self, node: Node[M, P]) -> None:
         """Another branch was selected: `node` and what follows from it is shown, however old it is."""
@@ -148,7 +158,7 @@ class Window(Generic[M, P]):
         before = len(self._before)
         if self._edge == _BEFORE_ALL:
             # The first page. What is shown came live, and is where the window begins.
-            self._edge = next((_edge_at(node) for node in self._shown), _BEHIND_ALL)
+            self._edge = next((_edge_at(node) for node in self._shown if node.place is not None), _BEHIND_ALL)
         self.recompute()
         self._keep_first()
         self.grown += len(self.messages) - before
@@ -196,7 +206,7 @@ class Window(Generic[M, P]):
         return self._branch[: self._first()]
 
     def _first(self) -> int:
-        return bisect_left(self._branch, self._edge, key=_order_of)
+        return bisect_left(self._places, self._edge)
 
     def hide(self, count: int) -> None:
         """Hide the oldest messages shown."""
@@ -229,7 +239,7 @@ class Window(Generic[M, P]):
 
     def _patch(self, node: Node[M, P]) -> bool:
         """Replace what comes from a node. False if the whole list must be made anew."""
-        if self._selection.regenerators(node) != self._regenerators[node]:
+        if node in self._shown and self._selection.regenerators(node) != self._regenerators[node]:
             return False
         segment = self._segments.get(node)
         if segment is None:
