@@ -180,6 +180,10 @@ class LogChannel:
         place = next((i for i, one in enumerate(self.log) if rest and one.serial == rest[0].serial), 0)
         return HistoryPage(items=page, next=Cursor(str(place + 1)) if rest else None)
 
+    def renumber(self) -> None:
+        """As a channel of the same name that came after this one was deleted."""
+        self._numbers = itertools.count(1)
+
     def lose(self, *, forget: Sequence[str] = ()) -> None:
         """The log up to here is gone: readers get a gap and a snapshot. Messages in `forget` are gone altogether."""
         self.log = [one for one in self.log if one.serial not in forget]

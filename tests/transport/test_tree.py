@@ -273,9 +273,12 @@ def test_3_3_outputs_alone_make_no_step(case: Case) -> None:
 
 def test_3_3_a_start_makes_a_run_and_an_end_does_not(case: Case) -> None:
     case.agent.end("S", "00000000000000-000@aaaaaaaaaa:000", run="Q")
+    case.agent.end("T", "00000000000000-000@aaaaaaaaaa:000", run="R")
     case.agent.step("S", "R")
     tree = case.fold()
     assert [(run.run_id, run.status) for run in tree.runs] == [("R", "active")]
+    # The end of T was said when nobody had heard of the run.
+    assert [step.step_id for step in tree.runs[0].steps] == ["S"]
 
 
 def test_3_3_the_highest_index_of_an_invocations_steps(case: Case) -> None:
@@ -358,6 +361,37 @@ def test_3_4_what_comes_after_the_window_is_folded_where_it_comes() -> None:
     later(case, 200_000)
     case.agent.say("late", "A2")
     assert "late" in case.texts()
+
+
+def test_3_4_what_waits_to_be_folded_is_folded_before_the_events_go() -> None:
+    case = finished(settled=True)
+    case.agent.output("data-late", {"n": 1}, "A2", step="S")
+    tree = ConversationTree(UIMessageCodec(), reorder_window=120.0)
+    rows = case.channel.log
+    for delivery in [*rows[:3], rows[-1], *rows[3:-1]]:
+        tree.apply(delivery)
+    case.tree = tree
+    case.read = len(rows)
+    later(case, 200_000)
+    assert case.texts() == ["Hello", "old", ""]
+    node = tree.run_node("R")
+    assert node is not None
+    assert node.log.swept
+
+
+def test_3_4_an_input_of_this_client_is_not_shown_ahead_where_it_could_not_be_replaced(case: Case) -> None:
+    case = finished(settled=True)
+    event = case.tree.codec.create_user_message({"id": "u", "role": "user", "parts": [{"type": "text", "text": "t"}]})
+    case.tree.insert_local(event, {"codec-message-id": "T1", "role": "user", "run-id": "R"})
+    later(case, 200_000)
+    assert case.texts() == ["Hello", "old", "t"]  # nothing goes as long as it has not come back
+    case.agent.ask("T1", "t", run_id="R")
+    later(case, 400_000)
+    assert case.texts() == ["Hello", "old", "t"]
+    case.tree.insert_local(event, {"codec-message-id": "T2", "role": "user", "run-id": "R"})
+    assert case.texts() == ["Hello", "old", "t"]
+    case.agent.ask("T2", "t2", run_id="R")
+    assert case.texts() == ["Hello", "old", "t", "t2"]
 
 
 def test_3_4_history_is_never_emptied_in_the_middle_of_a_page() -> None:
@@ -624,8 +658,11 @@ def test_4_11_a_local_input_is_last_until_its_echo_gives_it_its_place(case: Case
     case.agent.ask("U9", "as it came back")
     case.agent.ask("U1", "other")
     assert case.texts() == ["as it came back", "other"]
+    told: list[Any] = []
+    case.tree.listen(told.append)
     case.tree.remove_local("U9")
     assert case.texts() == ["as it came back", "other"]
+    assert told == []
 
 
 def test_4_11_a_local_input_is_taken_back_and_leaves_nothing(case: Case) -> None:

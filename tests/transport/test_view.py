@@ -110,6 +110,42 @@ async def test_other_views_do_not_show_what_one_has_paged() -> None:
         assert channel.pages == 1
 
 
+async def test_what_a_page_adds_in_front_of_a_run_that_is_shown_is_older_in_every_view() -> None:
+    agent = Agent(channel := LogChannel())
+    agent.ask("U1", "Q1")
+    agent.run("start", parent="U1", input_codec_message_id="U1")
+    agent.say("first", "A0")
+    stream = agent.open("A1")
+    async with client(channel) as session:
+        other = session.create_view()
+        agent.append(stream, "second")
+        await settled()
+        assert shown(session.view) == shown(other) == ["assistant:second"]
+        await session.view.load_older(1)
+        assert shown(session.view) == ["assistant:first", "assistant:second"]
+        assert shown(other) == ["assistant:second"]
+        await other.load_older(2)
+        assert shown(other) == ["user:Q1", "assistant:first", "assistant:second"]
+
+
+@pytest.mark.parametrize("page", [7, 100])
+async def test_messages_that_others_stand_in_for_do_not_count(page: int) -> None:
+    agent = Agent(channel := LogChannel())
+    talk(agent, 2)
+    agent.ask("U3", "Q3", parent="A2")
+    agent.run("start", "R3", parent="U3")
+    for name in ("X1", "X2", "X3", "X4"):
+        agent.say(name, name, run="R3")
+    agent.run("start", "R4", parent="X1", msg_regenerate="X2")
+    agent.say("Y2", "Y2", run="R4")
+    whole = ["user:Q1", "assistant:A1", "user:Q2", "assistant:A2", "user:Q3", "assistant:X1", "assistant:Y2"]
+    async with client(channel, history_page=page) as session:
+        assert len(await session.view.load_older(4)) == 4
+        assert shown(session.view) == whole[-4:]
+        assert len(await session.view.load_older(10)) == 3
+        assert shown(session.view) == whole
+
+
 async def test_two_callers_of_load_older_get_their_own_messages() -> None:
     agent = Agent(channel := LogChannel())
     whole = talk(agent, 3)
@@ -287,6 +323,53 @@ async def test_selecting_an_older_branch_shows_it_whole() -> None:
         assert shown(session.view) == ["user:Q3", "assistant:A3"]
         session.view.branch("U3").select(0)
         assert shown(session.view) == ["user:Q1", "assistant:A1", "user:Q2", "assistant:A2"]
+
+
+async def test_an_alternative_of_a_run_that_is_shown_in_part_is_shown_whole() -> None:
+    agent = Agent(channel := LogChannel())
+    agent.ask("U1", "Q1")
+    for run in ("R1", "R2"):
+        agent.run("start", run, parent="U1")
+        for number in (1, 2, 3):
+            agent.say(f"{run}-{number}", f"{run}-{number}", run=run)
+    async with client(channel) as session:
+        await session.view.load_older(1)
+        assert shown(session.view) == ["assistant:R2-3"]
+        session.view.branch("R2-1").select(0)
+        assert shown(session.view) == ["assistant:R1-1", "assistant:R1-2", "assistant:R1-3"]
+
+
+async def test_a_fork_that_is_withheld_stays_so_when_an_agent_takes_it_up() -> None:
+    agent = Agent(channel := LogChannel())
+    agent.ask("U1", "Q1")
+    agent.run("start", "R1", parent="U1")
+    agent.ask("F", "result", role="assistant", parent="U1", supersedes="R1")
+    agent.ask("U2", "Q2", parent="F")
+    async with client(channel) as session:
+        await session.view.load_older(1)
+        agent.run("start", "R2", parent="U1", input_codec_message_id="F")
+        await settled()
+        assert shown(session.view) == ["user:Q2"]
+        assert len(await session.view.load_older(10)) == 2
+
+
+async def test_regenerating_a_later_message_follows_the_new_one_where_another_was_selected() -> None:
+    agent = Agent(channel := LogChannel())
+    async with client(channel) as session:
+        agent.ask("U1", "Q1")
+        agent.run("start", "R1", parent="U1")
+        for name in ("A1", "A2"):
+            agent.say(name, name, run="R1")
+        agent.run("start", "R2", parent="A1", msg_regenerate="A2")
+        agent.say("B2", "B2", run="R2")
+        await settled()
+        session.view.branch("B2").select(0)
+        assert shown(session.view)[-1] == "assistant:A2"
+        await session.view.regenerate("A2")
+        agent.run("start", "R3", parent="A1", msg_regenerate="A2")
+        agent.say("C2", "C2", run="R3")
+        await settled()
+        assert shown(session.view) == ["user:Q1", "assistant:A1", "assistant:C2"]
 
 
 async def test_run_of_a_message_is_its_run_and_of_an_input_the_answer() -> None:
@@ -473,10 +556,11 @@ async def test_a_selection_holds_over_a_gap() -> None:
 
 async def test_a_deleted_channel_is_an_empty_conversation() -> None:
     agent = Agent(channel := LogChannel())
+    talk(agent, 2)
     async with client(channel) as session:
-        talk(agent, 1)
-        await settled()
+        await session.view.load_older(1)
         channel.lose(forget=[row.serial for row in channel.log])
+        channel.renumber()
         await settled()
         assert shown(session.view) == []
         assert not session.view.has_older

@@ -194,7 +194,6 @@ class ClientSession(Session[M, P], Generic[M, P]):
             # Registered before it is published: its answer and the run's end may come before the acknowledgement.
             self._steers.setdefault(run.run_id, {})[message_id] = steer
             steer.published.resolve(await self._publish(prepared.messages, prepared.event_id))
-            self._resolve_steers(run.run_id)
         except Exception as error:  # noqa: BLE001 - it goes to whoever awaits; a background task has nobody to raise to
             self._steers.get(run.run_id, {}).pop(message_id, None)
             steer.fail(error)

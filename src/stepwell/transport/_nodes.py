@@ -153,6 +153,8 @@ class Node(Generic[M, P]):
 
     def seed(self, message_id: str, event: Any) -> None:
         """Show an input of this client before it has come back."""
+        if self.log.swept:
+            return  # it could not be replaced by its echo any more, so the echo has to be waited for
         self._seeds[message_id] = event
         self._messages = None
         if not self._stale:
@@ -267,8 +269,8 @@ class RunNode(Node[M, P]):
 
     @property
     def settled(self) -> bool:
-        """Whether no more output is to be expected: start and end were seen and no step is open."""
-        if self.status in ("active", "suspended") or not self.started:
+        """Whether nothing more is to be expected: start and end were seen, no step is open, and every input is back."""
+        if self.status in ("active", "suspended") or not self.started or self._seeds:
             return False
         return all(step.canonical is None or step.canonical in step.ends for step in self._steps.values())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
@@ -154,9 +154,15 @@ class ConversationTree(Generic[M, P]):
             found.append(node)
         return found
 
-    def is_last(self, node: Node[M, P]) -> bool:
-        """Whether a node comes after all others."""
-        return bool(self._order) and self._order[-1] is node
+    def extends(self, node: Node[M, P], branch: Container[Node[M, P]]) -> bool:
+        """Whether a node comes after all others, has no siblings, and goes on from a branch (or from nothing known).
+
+        Then `visible` gives the same as before with the node behind it, and costs more.
+        """
+        if not self._order or self._order[-1] is not node or node.key in self._superseded:
+            return False
+        parent = self._owners.get(node.parent) if node.parent is not None else None
+        return (parent is None or parent in branch) and len(self._children[node.parent]) == 1
 
     def input_event(self, event_id: str) -> Delivery | None:
         """The input of that `event-id`: the first of its parts. None if it was not seen."""

@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from ._changes import BulkChange, StructureChange
 from ._codec import CodecMessage
-from ._nodes import Node
+from ._nodes import Node, RunNode
 from ._selection import Selection
 from ._tree import ConversationTree
 
@@ -118,11 +118,32 @@ class Window(Generic[M, P]):
         node = change.node
         if node is not None:
             self._selection.pin(node, self.shown)
-            held = {one.key for one in self._held()}
-            known = node not in self._shown and (node.key in held or change.renamed in held)
-            if node.place is not None and node.place[1] < self._edge and not known:
-                self._edge = _edge_at(node)  # it came live, or its echo did and gave it its place in the order
+            if node.place is not None and node.place[1] < self._edge:
+                held = {one.key for one in self._held()}
+                if node in self._shown or (node.key not in held and change.renamed not in held):
+                    self._edge = _edge_at(node)  # it came live, or its echo did and gave it its place in the order
+            if self._extend(node):
+                return
         self.recompute()
+
+    def _extend(self, node: Node[M, P]) -> bool:
+        """Take a node in that goes on from the branch: what happens in every turn costs nothing of what was before.
+
+        False if it does not, or may stand in for a part of another run.
+        """
+        if node in self._on_branch or not self._tree.extends(node, self._on_branch):
+            return False
+        if self._edge > _order_of(node) or (isinstance(node, RunNode) and node.regenerates is not None):
+            return False
+        self._branch.append(node)
+        self._places.append(_order_of(node))
+        self._on_branch.add(node)
+        self._shown[node] = None
+        self._messages = None
+        if not self._stale:
+            self._regenerators[node] = self._selection.regenerators(node)
+            self._add_segment(node)
+        return True
 
     def on_bulk(self, change: BulkChange) -> None:
         """A page of history, or a snapshot after a gap."""
@@ -147,6 +168,7 @@ class Window(Generic[M, P]):
         self._branch = self._tree.visible(self._selection.choose)
         # Where the nodes stood then: one of them may have moved, or be gone, when the next change is told.
         self._places = [_order_of(node) for node in self._branch]
+        self._on_branch = set(self._branch)
 
     def show_from(self, node: Node[M, P]) -> None:
         """Another branch was selected: `node` and what follows from it is shown, however old it is."""
@@ -156,9 +178,8 @@ class Window(Generic[M, P]):
 
     def _on_history(self) -> None:
         before = len(self._before)
-        if self._edge == _BEFORE_ALL:
-            # The first page. What is shown came live, and is where the window begins.
-            self._edge = next((_edge_at(node) for node in self._shown if node.place is not None), _BEHIND_ALL)
+        # What is shown before the first page came live, and is where the window begins.
+        self._edge = next((_edge_at(node) for node in self._shown if node.place is not None), _BEHIND_ALL)
         self.recompute()
         self._keep_first()
         self.grown += len(self.messages) - before
@@ -231,11 +252,14 @@ class Window(Generic[M, P]):
         for node in self._shown:
             if node in standing_in:
                 continue  # shown in another run's place, if at all
-            segment = _Segment(node, len(self._list))
-            self._selection.emit(node, self._list, segment.used)
-            segment.length = len(self._list) - segment.start
-            for used in segment.used:
-                self._segments[used] = segment
+            self._add_segment(node)
+
+    def _add_segment(self, node: Node[M, P]) -> None:
+        segment = _Segment(node, len(self._list))
+        self._selection.emit(node, self._list, segment.used)
+        segment.length = len(self._list) - segment.start
+        for used in segment.used:
+            self._segments[used] = segment
 
     def _patch(self, node: Node[M, P]) -> bool:
         """Replace what comes from a node. False if the whole list must be made anew."""
