@@ -632,6 +632,44 @@ async def test_an_input_is_waited_for_where_it_is_known_in_history_and_where_it_
             group.cancel_scope.cancel()
 
 
+async def test_an_input_that_came_in_a_gap_is_found() -> None:
+    agent = Agent(channel := LogChannel())
+    found: list[Any] = []
+    async with client(channel) as session, anyio.create_task_group() as group:
+
+        async def wait() -> None:
+            found.append((await session.wait_for_input("e-U1")).data)
+
+        group.start_soon(wait)
+        await settled()
+        channel.subscriptions[0].paused = True
+        await settled()
+        agent.ask("U1", "Q1")
+        channel.lose()
+        channel.subscriptions[0].paused = False
+        channel.wake()
+        await settled()
+        assert found == ["Q1"]
+
+
+async def test_a_page_under_way_when_the_session_is_left_is_dropped() -> None:
+    agent = Agent(channel := LogChannel())
+    agent.ask("U1", "Q1")
+    history, gate = channel.history, anyio.Event()
+
+    async def slow(**options: Any) -> Any:
+        await gate.wait()
+        return await history(**options)
+
+    channel.history = slow  # type: ignore[method-assign]
+    async with anyio.create_task_group() as group:
+        async with client(channel) as session:
+            group.start_soon(session.view.load_older)
+            await settled()
+        gate.set()
+    assert shown(session.view) == []
+
+
 async def test_after_a_reload_no_answered_request_is_open() -> None:
     agent = Agent(channel := LogChannel())
     async with client(channel) as session:
