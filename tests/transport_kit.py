@@ -271,8 +271,8 @@ async def settled() -> None:
     await anyio.wait_all_tasks_blocked()
 
 
-def client(channel: Any, **options: Any) -> ClientSession[Any, Any]:
-    return ClientSession(channel, UIMessageCodec(), **options)
+def client(channel: Any, codec: Any = None, **options: Any) -> ClientSession[Any, Any]:
+    return ClientSession(channel, codec or UIMessageCodec(), **options)
 
 
 def shown(view: Any) -> list[str]:

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from stepwell.transport import CodecMessage, Decoded
+from stepwell.transport.codecs import UIMessageCodec
+from stepwell.wire import Delivery, codec_headers
 from transport_kit import TRACES, LogChannel, client, golden, replay, settled, steps, trace
 
 pytestmark = pytest.mark.anyio
@@ -18,7 +21,48 @@ OWN_CODEC = "custom-codec"
 LATE_VIEW = {"append-recovery": "lateView"}
 """Where somebody who was there does not see what is in the end: an append was lost, and replaced by the whole text."""
 
-UI = [name for name in TRACES if name != OWN_CODEC]
+
+class TinyCodec:
+    """The codec of that trace, as far as a reader needs one, and without any help of the package."""
+
+    tag = "tiny"
+
+    def init(self) -> dict[str, Any]:
+        return {}
+
+    def fold(self, projection: dict[str, Any], direction: str, event: Any, meta: Any) -> dict[str, Any]:
+        role = "user" if direction == "input" else "assistant"
+        known = projection.get(meta.message_id, {"role": role, "text": ""})
+        projection[meta.message_id] = {**known, "text": known["text"] + event}
+        return projection
+
+    def get_messages(self, projection: dict[str, Any]) -> list[CodecMessage[Any]]:
+        return [CodecMessage(message_id, message) for message_id, message in projection.items()]
+
+    def create_decoder(self) -> TinyDecoder:
+        return TinyDecoder()
+
+
+class TinyDecoder:
+    def __init__(self) -> None:
+        self.texts: dict[str, tuple[str, str]] = {}  # by serial: what was read, and up to which version
+
+    def decode(self, delivery: Delivery) -> Decoded:
+        kind = codec_headers(delivery.extras).get("kind")
+        if kind == "user-message":
+            return Decoded(inputs=[delivery.data])
+        if kind != "txt":
+            return Decoded(outputs=[""] if kind == "note" else [])
+        text, version = self.texts.get(delivery.serial, ("", ""))
+        if delivery.version <= version:
+            return Decoded()
+        new = str(delivery.data) if delivery.action == "append" else str(delivery.data)[len(text) :]
+        self.texts[delivery.serial] = (text + new, delivery.version)
+        return Decoded(outputs=[new])
+
+
+def codec_of(name: str) -> Any:
+    return TinyCodec() if name == OWN_CODEC else UIMessageCodec()
 
 
 def operations(name: str) -> list[Any]:
@@ -42,12 +86,12 @@ def test_the_traces_are_all_there() -> None:
 
 
 @pytest.mark.parametrize("first_append_as_update", [False, True])
-@pytest.mark.parametrize("name", UI)
+@pytest.mark.parametrize("name", TRACES)
 async def test_a_client_that_was_there_shows_the_view_of_the_trace(name: str, first_append_as_update: bool) -> None:
     recorded = trace(name)
     channel = LogChannel(first_append_as_update=first_append_as_update)
     errors: list[Any] = []
-    async with client(channel) as session:
+    async with client(channel, codec_of(name)) as session:
         session.on_error(errors.append)
         for operation in operations(name):
             replay(channel, operation)
@@ -61,13 +105,13 @@ async def test_a_client_that_was_there_shows_the_view_of_the_trace(name: str, fi
 
 
 @pytest.mark.parametrize("page", [1, 3, 100])
-@pytest.mark.parametrize("name", UI)
+@pytest.mark.parametrize("name", TRACES)
 async def test_history_alone_gives_the_view_of_the_trace(name: str, page: int) -> None:
     recorded = trace(name)
     channel = LogChannel()
     for operation in operations(name):
         replay(channel, operation)
-    async with client(channel, history_page=page) as session:
+    async with client(channel, codec_of(name), history_page=page) as session:
         assert session.view.messages == []
         await session.view.load_older(1_000)
         assert not session.view.has_older
@@ -80,11 +124,11 @@ async def test_history_alone_gives_the_view_of_the_trace(name: str, page: int) -
 
 @pytest.mark.parametrize("page", [2, 100])
 @pytest.mark.parametrize("paging", ["at once", "at the end"])
-@pytest.mark.parametrize("name", [name for name in UI if name not in LATE_VIEW])
+@pytest.mark.parametrize("name", [name for name in TRACES if name not in LATE_VIEW])
 async def test_whoever_joins_at_any_moment_ends_with_the_same(name: str, paging: str, page: int) -> None:
     script = operations(name)
     whole = LogChannel()
-    async with client(whole) as first:
+    async with client(whole, codec_of(name)) as first:
         for operation in script:
             replay(whole, operation)
         await settled()
@@ -94,7 +138,7 @@ async def test_whoever_joins_at_any_moment_ends_with_the_same(name: str, paging:
         channel = LogChannel()
         for operation in script[:joined]:
             replay(channel, operation)
-        async with client(channel, history_page=page) as late:
+        async with client(channel, codec_of(name), history_page=page) as late:
             if paging == "at once":
                 await late.view.load_older(1_000)
             for operation in script[joined:]:
