@@ -142,8 +142,6 @@ async def _is_open(run: AgentRun[Any]) -> bool:
     """Load it, unless it is over or suspended: by an activity of the workflow, or by an attempt before this one."""
     try:
         await run.load()
-    except MisuseError:
-        if run.status == "active":
-            raise
+    except MisuseError:  # adopted and within its session: it can only be that
         return False
     return True
