@@ -185,6 +185,18 @@ def test_3_2_7_a_start_may_come_before_the_dead_output(case: Case) -> None:
     assert case.texts() == ["Hello", "good"]
 
 
+def test_3_2_7_output_that_came_before_the_starts_of_its_step_is_shown_when_its_own_has_come(case: Case) -> None:
+    case.started()
+    first, second = case.agent.step("S"), case.agent.step("S")
+    case.agent.say("good", step="S", serial=second)
+    for delivery in [*case.channel.log[:2], *case.channel.log[4:]]:
+        case.tree.apply(delivery)
+    assert texts(case.tree) == ["Hello", "good"]
+    for serial, shown in ((first, ["Hello"]), (second, ["Hello", "good"])):
+        case.tree.apply(next(row for row in case.channel.log if row.serial == serial))
+        assert texts(case.tree) == shown
+
+
 def test_3_2_7_a_message_id_may_be_used_by_several_attempts(case: Case) -> None:
     case.started()
     case.agent.say("dead", step="S", serial=case.agent.step("S"))

@@ -338,8 +338,10 @@ class RunNode(Node[M, P]):
         self._know(event.serial)
         if step.canonical is not None and event.serial <= step.canonical:
             return False
-        step.canonical = event.serial
-        if step.outputs <= {event.serial} or self.log.swept:
+        before, step.canonical = step.canonical, event.serial
+        # What was shown is not any more, or what was not is: its output may have come before it, and before this start.
+        unchanged = not step.outputs or (before is None and step.outputs == {event.serial})
+        if unchanged or self.log.swept:
             return False
         self.rebuild()
         return True
