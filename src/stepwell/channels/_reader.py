@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 import msgspec
@@ -32,6 +33,7 @@ from stepwell.wire import (
     Extras,
     Gap,
     HistoryPage,
+    Subscription,
     cursor_at,
     cursor_position,
     is_open_stream,
@@ -39,7 +41,7 @@ from stepwell.wire import (
     version_at,
 )
 
-__all__ = ["Bounds", "Log", "LogReader", "Page", "Row", "open_reader", "read_history"]
+__all__ = ["Bounds", "Log", "LogChannel", "LogReader", "Page", "Row"]
 
 MAX_HISTORY = 1_000
 """Messages in a page of history."""
@@ -144,6 +146,18 @@ class Log(Protocol):
         ...
 
 
+class LogChannel(Log, Protocol):
+    """The reading half of a `Channel`, for a class that is the `Log` of its readers."""
+
+    def subscribe(self, *, after: Cursor | None = None) -> AbstractAsyncContextManager[Subscription]:
+        """See `Channel.subscribe`."""
+        return _open_reader(self, after)
+
+    async def history(self, *, before: Cursor | None = None, limit: int = 100) -> HistoryPage:
+        """See `Channel.history`."""
+        return await _read_history(self, before, limit)
+
+
 def to_delivery(row: Row, series: str) -> Delivery:
     """The delivery of a row."""
     serial = serial_at(row.message, series, row.index)
@@ -161,7 +175,7 @@ def to_delivery(row: Row, series: str) -> Delivery:
 
 
 class LogReader:
-    """A `Subscription` on a `Log`. Made by `open_reader`."""
+    """A `Subscription` on a `Log`. Made by `LogChannel.subscribe`."""
 
     __slots__ = ("_forget_at", "_log", "_met", "_newest", "_pending", "_position", "_series", "_snapshot", "_start")
 
@@ -293,7 +307,7 @@ class LogReader:
 
 
 @contextlib.asynccontextmanager
-async def open_reader(log: Log, after: Cursor | None) -> AsyncGenerator[LogReader]:
+async def _open_reader(log: Log, after: Cursor | None) -> AsyncGenerator[LogReader]:
     """Begin reading; see `Channel.subscribe`."""
     wanted = None if after is None else cursor_position(after)
     bounds = await log.bounds()
@@ -306,7 +320,7 @@ async def open_reader(log: Log, after: Cursor | None) -> AsyncGenerator[LogReade
     yield LogReader(log, bounds, position, gap=lost)
 
 
-async def read_history(log: Log, before: Cursor | None, limit: int) -> HistoryPage:
+async def _read_history(log: Log, before: Cursor | None, limit: int) -> HistoryPage:
     """See `Channel.history`."""
     if not 1 <= limit <= MAX_HISTORY:
         raise InvalidInputError(f"A page of {limit} messages: ask for 1 to {MAX_HISTORY}.")
@@ -318,7 +332,7 @@ async def read_history(log: Log, before: Cursor | None, limit: int) -> HistoryPa
     rows = await log.messages_before(position, limit + 1)
     after = await log.find()
     if after is None or after.series != bounds.series:
-        return await read_history(log, before, limit)  # deleted meanwhile: of which log the rows are is not known
+        return await _read_history(log, before, limit)  # deleted meanwhile: of which log the rows are is not known
     items = [to_delivery(row, bounds.series) for row in rows[:limit]]
     more = cursor_at(rows[limit].message, bounds.series) if len(rows) > limit else None
     return HistoryPage(items=items, next=more)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
@@ -14,11 +13,8 @@ from stepwell._json import json_copy
 from stepwell.errors import ChannelError
 from stepwell.wire import (
     Capabilities,
-    Cursor,
     Data,
     Extras,
-    HistoryPage,
-    Subscription,
     WireMessage,
     check_append,
     check_change,
@@ -33,7 +29,7 @@ from stepwell.wire import (
 )
 
 from ._folding import EPHEMERAL_SECONDS, check_epoch, fenced, missing, not_text, out_of_order
-from ._reader import Bounds, Page, Row, open_reader, read_history
+from ._reader import Bounds, LogChannel, Page, Row
 
 __all__ = ["MemoryChannel", "MemoryChannels"]
 
@@ -234,7 +230,7 @@ class MemoryChannels:
             raise ChannelError("These channels are closed: open new ones.")
 
 
-class MemoryChannel:
+class MemoryChannel(LogChannel):
     """A `Channel` of `MemoryChannels`."""
 
     def __init__(self, provider: MemoryChannels, name: str) -> None:
@@ -334,16 +330,6 @@ class MemoryChannel:
 
     def _now(self) -> int:
         return int(self._provider.clock.time() * 1000)
-
-    # -- reading
-
-    def subscribe(self, *, after: Cursor | None = None) -> AbstractAsyncContextManager[Subscription]:
-        """See `Channel.subscribe`."""
-        return open_reader(self, after)
-
-    async def history(self, *, before: Cursor | None = None, limit: int = 100) -> HistoryPage:
-        """See `Channel.history`."""
-        return await read_history(self, before, limit)
 
     # -- the `Log` of its readers
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from hashlib import blake2b
 from operator import attrgetter
@@ -22,11 +21,8 @@ from stepwell._clock import Clock
 from stepwell.errors import ChannelError, InvalidInputError
 from stepwell.wire import (
     Capabilities,
-    Cursor,
     Data,
     Extras,
-    HistoryPage,
-    Subscription,
     WireMessage,
     check_append,
     check_change,
@@ -54,7 +50,7 @@ from ._postgres_arrays import Blobs, Booleans, Numbers, Texts
 from ._postgres_bell import GONE, Bell
 from ._postgres_line import Connections, Line, repeat_conflicts
 from ._postgres_schema import APPEND, CONTINUE, CREATE, FENCE, FENCED, GAP, NOT_TEXT, OK, UPDATE
-from ._reader import Bounds, Page, Row, open_reader, read_history
+from ._reader import Bounds, LogChannel, Page, Row
 
 __all__ = ["PostgresChannel", "PostgresChannels"]
 
@@ -252,7 +248,7 @@ class PostgresChannels:
             raise ChannelError("These channels are closed: open new ones.")
 
 
-class PostgresChannel:
+class PostgresChannel(LogChannel):
     """A `Channel` of `PostgresChannels`."""
 
     def __init__(self, provider: PostgresChannels, name: str) -> None:
@@ -320,16 +316,6 @@ class PostgresChannel:
         if outcome == GAP:
             raise out_of_order(self.name, serial, seq, number)
         raise not_text(self.name, serial) if outcome == NOT_TEXT else missing(self.name, serial)
-
-    # -- reading
-
-    def subscribe(self, *, after: Cursor | None = None) -> AbstractAsyncContextManager[Subscription]:
-        """See `Channel.subscribe`."""
-        return open_reader(self, after)
-
-    async def history(self, *, before: Cursor | None = None, limit: int = 100) -> HistoryPage:
-        """See `Channel.history`."""
-        return await read_history(self, before, limit)
 
     # -- the `Log` of its readers
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from hashlib import blake2b
 from typing import Any, Final, NoReturn
 
@@ -23,11 +22,8 @@ from stepwell._clock import Clock
 from stepwell.errors import ChannelDataError, ChannelError, InvalidInputError
 from stepwell.wire import (
     Capabilities,
-    Cursor,
     Data,
     Extras,
-    HistoryPage,
-    Subscription,
     WireMessage,
     check_append,
     check_change,
@@ -52,7 +48,7 @@ from ._folding import (
     out_of_order,
     split_extras,
 )
-from ._reader import Bounds, Page, Row, open_reader, read_history
+from ._reader import Bounds, LogChannel, Page, Row
 from ._redis_line import Bell, Line
 from ._redis_scripts import APPEND, BOUNDS, DELETE, FENCE, MESSAGE, MESSAGES, PUBLISH, ROWS, UPDATE
 
@@ -207,7 +203,7 @@ class RedisChannels:
             raise ChannelError("These channels are closed: open new ones.")
 
 
-class RedisChannel:
+class RedisChannel(LogChannel):
     """A `Channel` of `RedisChannels`."""
 
     def __init__(self, provider: RedisChannels, name: str) -> None:
@@ -275,16 +271,6 @@ class RedisChannel:
         if reply[0] == b"gap":
             raise out_of_order(self.name, serial, seq, int(reply[1]))
         raise not_text(self.name, serial) if reply[0] == b"text" else missing(self.name, serial)
-
-    # -- reading
-
-    def subscribe(self, *, after: Cursor | None = None) -> AbstractAsyncContextManager[Subscription]:
-        """See `Channel.subscribe`."""
-        return open_reader(self, after)
-
-    async def history(self, *, before: Cursor | None = None, limit: int = 100) -> HistoryPage:
-        """See `Channel.history`."""
-        return await read_history(self, before, limit)
 
     # -- the `Log` of its readers
 

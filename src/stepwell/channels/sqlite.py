@@ -10,7 +10,6 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
@@ -19,11 +18,8 @@ from stepwell._sqlite import SqliteOwner, acquire_owner, release_owner
 from stepwell.errors import ChannelBusyError, ChannelDataError, ChannelError, StoreBusyError, StoreDataError, StoreError
 from stepwell.wire import (
     Capabilities,
-    Cursor,
     Data,
     Extras,
-    HistoryPage,
-    Subscription,
     WireMessage,
     check_append,
     check_change,
@@ -37,7 +33,7 @@ from stepwell.wire import (
 )
 
 from ._folding import check_epoch, encode_data, fenced, missing, not_text, out_of_order, split_extras
-from ._reader import Bounds, Page, Row, open_reader, read_history
+from ._reader import Bounds, LogChannel, Page, Row
 from ._sqlite_rows import (
     NEAR,
     PART,
@@ -158,7 +154,7 @@ class SqliteChannels:
         return int(self.clock.time() * 1000)
 
 
-class SqliteChannel:
+class SqliteChannel(LogChannel):
     """A `Channel` of `SqliteChannels`."""
 
     def __init__(self, provider: SqliteChannels, name: str) -> None:
@@ -292,16 +288,6 @@ class SqliteChannel:
     @staticmethod
     def _move(cursor: sqlite3.Cursor, head: Head) -> None:
         cursor.execute("UPDATE channel SET head = ? WHERE id = ?", (head.head, head.id))
-
-    # -- reading
-
-    def subscribe(self, *, after: Cursor | None = None) -> AbstractAsyncContextManager[Subscription]:
-        """See `Channel.subscribe`."""
-        return open_reader(self, after)
-
-    async def history(self, *, before: Cursor | None = None, limit: int = 100) -> HistoryPage:
-        """See `Channel.history`."""
-        return await read_history(self, before, limit)
 
     # -- the `Log` of its readers
 
