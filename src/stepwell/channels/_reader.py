@@ -64,8 +64,7 @@ class Row(msgspec.Struct, frozen=True):
         message: Position of the message's create.
         index: Place in its publish call.
         version: Position of the mutation that this shows; later than `position` where a newer version is given.
-        action: `append` holds only what was appended.
-        name: None in an append.
+        name: None in an append, which holds only what was appended.
         data: See `Delivery`.
         extras: See `Delivery`.
         client_id: See `Delivery`.
@@ -76,12 +75,16 @@ class Row(msgspec.Struct, frozen=True):
     message: int
     index: int
     version: int
-    action: Action
     name: str | None
     data: Data
     extras: Extras | None
     client_id: str | None
     timestamp: int
+
+    @property
+    def action(self) -> Action:
+        """What the row says was done to the message."""
+        return "append" if self.name is None else "create" if self.version == self.message else "update"
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -108,6 +111,11 @@ class Page(msgspec.Struct, frozen=True):
 
     rows: Sequence[Row]
     end: int
+
+    @classmethod
+    def cut(cls, rows: Sequence[Row], limit: int, end: int) -> Page:
+        """The first `limit` of some rows, of which there are no others up to `end`."""
+        return cls(rows, end) if len(rows) < limit else cls(rows[:limit], rows[limit - 1].position)
 
 
 class Log(Protocol):
@@ -158,12 +166,12 @@ class LogChannel(Log, Protocol):
         return await _read_history(self, before, limit)
 
 
-def to_delivery(row: Row, series: str) -> Delivery:
-    """The delivery of a row."""
+def to_delivery(row: Row, series: str, action: Action | None = None) -> Delivery:
+    """The delivery of a row. In a snapshot it is an `update`, whatever was done."""
     serial = serial_at(row.message, series, row.index)
     return Delivery(
         cursor=cursor_at(row.position, series),
-        action=row.action,
+        action=action or row.action,
         serial=serial,
         version=serial if row.version == row.message else version_at(row.version, series),
         name=row.name,
@@ -251,7 +259,7 @@ class LogReader:
             full = await self._log.message(message)
             if full is None or not await self._is_same():
                 return None
-            row = msgspec.structs.replace(full, position=row.position, action="update")
+            row = msgspec.structs.replace(full, position=row.position)
         if row.version > row.position:
             self._remember(row)
         if message <= self._start:
@@ -300,9 +308,7 @@ class LogReader:
                 self._met.add(row.message)
             # The last has the end's cursor: who has got it need not get the snapshot again.
             position = self._start if row is rows[-1] else row.message
-            self._pending.append(
-                to_delivery(msgspec.structs.replace(row, position=position, action="update"), self._series)
-            )
+            self._pending.append(to_delivery(msgspec.structs.replace(row, position=position), self._series, "update"))
         self._snapshot = rows[SNAPSHOT_PAGE - 1].message if more else None
 
 

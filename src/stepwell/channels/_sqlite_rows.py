@@ -181,9 +181,7 @@ def read_page(cursor: sqlite3.Cursor, head: Head, after: int, limit: int, now: i
     appended = cursor.execute(_APPEND_ROWS, (head.id, after, limit)).fetchall()
     parts = [_row(row, row[0]) for row in created], [_row(row, row[8]) for row in changed], map(_append, appended)
     rows = list(merge(*parts, key=_position))
-    if len(rows) >= limit:
-        return Page(rows[:limit], rows[limit - 1].position)
-    return Page(rows, head.head)
+    return Page.cut(rows, limit, head.head)
 
 
 def read_messages(cursor: sqlite3.Cursor, head: Head, which: str, position: int, limit: int, now: int) -> list[Row]:
@@ -204,15 +202,14 @@ def text_of(cursor: sqlite3.Cursor, channel: int, position: int) -> str:
 def _row(row: tuple[Any, ...], at: int) -> Row:
     """A message as its row shows it, at a position of the log."""
     position, place, name, text, data, headers, rest, client, whole, _, changed = row
-    action = "create" if whole == position else "update"
     extras = join_extras(headers, rest)
-    return Row(at, position, place, whole, action, name, decode_data(text, data), extras, client, changed)
+    return Row(at, position, place, whole, name, decode_data(text, data), extras, client, changed)
 
 
 def _append(row: tuple[Any, ...]) -> Row:
     position, message, place, data, headers, rest, client, changed = row
     extras = join_extras(headers, rest)
-    return Row(position, message, place, position, "append", None, data, extras, client, changed)
+    return Row(position, message, place, position, None, data, extras, client, changed)
 
 
 def _newest(cursor: sqlite3.Cursor, channel: int, found: tuple[Any, ...]) -> Row:
@@ -230,7 +227,7 @@ def _newest(cursor: sqlite3.Cursor, channel: int, found: tuple[Any, ...]) -> Row
     extras = row.extras if rest is None else join_extras(headers, rest)
     assert isinstance(row.data, str)
     text = row.data + text_of(cursor, channel, row.position)
-    return Row(row.position, row.message, row.index, version, "update", row.name, text, extras, row.client_id, changed)
+    return Row(row.position, row.message, row.index, version, row.name, text, extras, row.client_id, changed)
 
 
 # --- what is due to go ------------------------------------------------------------------------------------------------

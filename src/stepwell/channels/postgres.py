@@ -99,7 +99,7 @@ UNION ALL (
     WHERE m.channel = (SELECT id FROM log) AND m.whole > %(after)s AND m.whole > m.position AND {_ALIVE}
     ORDER BY m.whole LIMIT %(limit)s)
 UNION ALL (
-    SELECT 2, a.position, m.position, m.place, a.position, NULL, true, a.data, h.headers, coalesce(a.rest, m.rest),
+    SELECT 1, a.position, m.position, m.place, a.position, NULL, true, a.data, h.headers, coalesce(a.rest, m.rest),
         m.client, a.changed
     FROM stepwell_channel_append a
     JOIN stepwell_channel_message m ON m.channel = a.channel AND m.position = a.message
@@ -339,11 +339,9 @@ class PostgresChannel(LogChannel):
         bounds = next((row for row in found if row[0] == 0), None)
         if bounds is None or after < bounds[2]:
             return None
-        rows = [_row(kind, place, message) for kind, place, *message in found if kind]
+        rows = [_row(place, message) for kind, place, *message in found if kind]
         rows.sort(key=_place)
-        if len(rows) >= limit:
-            return Page(rows[:limit], rows[limit - 1].position)
-        return Page(rows, max(bounds[1], after))
+        return Page.cut(rows, limit, max(bounds[1], after))
 
     async def message(self, position: int) -> Row | None:
         """See `Log`."""
@@ -360,7 +358,7 @@ class PostgresChannel(LogChannel):
 
     async def _list(self, query: LiteralString, position: int, limit: int) -> list[Row]:
         values = {"name": self.name, "position": position, "limit": limit, "now": self._provider.now()}
-        return [_row(1, message[0], message) for message in await self._provider.read(query, values)]
+        return [_row(message[0], message) for message in await self._provider.read(query, values)]
 
     async def wait(self, series: str, after: int) -> None:
         """See `Log`."""
@@ -415,15 +413,13 @@ def _hash(value: bytes) -> bytes:
     return blake2b(value, digest_size=16).digest()
 
 
-def _row(kind: int, at: int, found: Sequence[Any]) -> Row:
+def _row(at: int, found: Sequence[Any]) -> Row:
     message, place, version, name, text, data, headers, rest, client, changed = found
-    action = "append" if kind == 2 else "create" if version == message else "update"
     return Row(
         at,
         message,
         place,
         version,
-        action,
         _text(name),
         decode_data(text, _text(data)),
         join_extras(_text(headers), _text(rest)),

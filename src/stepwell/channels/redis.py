@@ -295,9 +295,7 @@ class RedisChannel(LogChannel):
             rows = [_row(one, shared) for one in found]
             rows += [_append_row(*one, created, shared) for one in appends]
         rows.sort(key=_place)
-        if len(rows) >= limit:
-            return Page(rows[:limit], rows[limit - 1].position)
-        return Page(rows, max(head, after))
+        return Page.cut(rows, limit, max(head, after))
 
     async def message(self, position: int) -> Row | None:
         """See `Log`."""
@@ -395,7 +393,6 @@ def _row(found: _Found, shared: dict[int, str]) -> Row:
         found.message,
         record.index,
         record.version,
-        "create" if record.version == found.message else "update",
         record.name,
         decode_data(record.kind != "j", _or_none(stored)),
         _extras(record.ext, record.rest, shared),
@@ -412,7 +409,6 @@ def _append_row(place: int, message: int, row: _AppendRow, created: dict[int, _R
         message,
         record.index,
         place,
-        "append",
         None,
         row.text,
         _extras(ext, rest, shared),
