@@ -22,6 +22,7 @@ from stepwell.errors import ChannelBusyError, ChannelDataError, ChannelError, In
 
 from ._postgres_arrays import ADAPTERS
 from ._postgres_schema import migrate
+from ._refusals import closed
 
 __all__ = ["Connection", "Connections", "Line", "repeat_conflicts", "to_channel_error"]
 
@@ -149,7 +150,7 @@ class Connections:
     def check_open(self) -> None:
         """Raise `ChannelError` if these are closed."""
         if self._closed:
-            raise ChannelError("These channels are closed: open new ones.")
+            raise closed()
 
     async def _get(self) -> Connection:
         while self._idle:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from stepwell._sqlite import Part
 from stepwell.wire import Extras, new_series
 
-from ._folding import EPHEMERAL_SECONDS, decode_data, join_extras
+from ._encoding import EPHEMERAL_SECONDS, decode_data, join_extras
 from ._reader import Bounds, Page, Row
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "delete_channel",
     "find_head",
     "headers_id",
-    "key_of",
     "make_head",
     "read_messages",
     "read_page",
@@ -121,11 +120,6 @@ def delete_channel(cursor: sqlite3.Cursor, name: str) -> None:
         for table in ("channel_message", "channel_append", "channel_headers"):
             cursor.execute(f"DELETE FROM {table} WHERE channel = ?", (head.id,))  # noqa: S608
         cursor.execute("DELETE FROM channel WHERE id = ?", (head.id,))
-
-
-def key_of(idempotency_id: str | None) -> bytes | None:
-    """What is stored of an idempotency id: it is only ever compared."""
-    return None if idempotency_id is None else blake2b(idempotency_id.encode(), digest_size=12).digest()
 
 
 def headers_id(cursor: sqlite3.Cursor, channel: int, headers: str | None) -> int | None:

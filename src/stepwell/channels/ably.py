@@ -21,7 +21,6 @@ from ably.types.message import Message, MessageAction
 from ably.util.exceptions import AblyException
 
 from stepwell.errors import (
-    AppendGapError,
     ChannelBusyError,
     ChannelDataError,
     ChannelError,
@@ -46,7 +45,7 @@ from stepwell.wire import (
     is_open_stream,
 )
 
-from ._folding import missing, out_of_order
+from ._refusals import closed, missing, out_of_order
 
 __all__ = ["AblyChannel", "AblyChannels"]
 
@@ -131,7 +130,7 @@ class AblyChannels:
             return
         self._closed = True
         for reader in list(self.readers):
-            reader.fail(_closed())
+            reader.fail(closed())
         if self._realtime is not None:
             with contextlib.suppress(TimeoutError, AblyException):
                 async with asyncio.timeout(CLOSE_SECONDS):  # the SDK waits for a word that may not come
@@ -151,7 +150,7 @@ class AblyChannels:
     def check_open(self) -> None:
         """Raise `ChannelError` if these were closed."""
         if self._closed:
-            raise _closed()
+            raise closed()
 
     async def _connect(self) -> Any:
         self.check_open()
@@ -255,9 +254,7 @@ class AblyChannel:
         if 1 <= seq <= applied:
             return serial
         if applied and seq > applied + 1:
-            raise AppendGapError(
-                f"Append {seq} comes after {applied}: repeat those between first.", applied, serial=serial
-            )
+            raise out_of_order(self.name, serial, seq, applied)
         change = Message(serial=serial, data=data, extras=_plain(extras))
         # Counted when it is on its way: the service takes them in this order, and later ones do not wait for it.
         self._provider.keep_applied(serial, seq, closed=extras is not None and not is_open_stream(extras))
@@ -461,7 +458,3 @@ def mapped(error: Any, serial: str | None = None) -> ChannelError:
     if code == 40009:
         return ChannelError("The message is too large for Ably (40009): send less, or raise the app's limit.")
     return ChannelError(f"Ably answered with an error ({code}): it is not known whether it was stored.")
-
-
-def _closed() -> ChannelError:
-    return ChannelError("These channels are closed: open new ones.")

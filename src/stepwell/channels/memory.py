@@ -10,7 +10,6 @@ import msgspec
 
 from stepwell._clock import Clock, SystemClock
 from stepwell._json import json_copy
-from stepwell.errors import ChannelError
 from stepwell.wire import (
     Capabilities,
     Data,
@@ -28,8 +27,9 @@ from stepwell.wire import (
     version_at,
 )
 
-from ._folding import EPHEMERAL_SECONDS, check_epoch, fenced, missing, not_text, out_of_order
+from ._encoding import EPHEMERAL_SECONDS
 from ._reader import Bounds, LogChannel, Page, Row
+from ._refusals import check_epoch, closed, fenced, missing, not_text, out_of_order
 
 __all__ = ["MemoryChannel", "MemoryChannels"]
 
@@ -226,7 +226,7 @@ class MemoryChannels:
     def check_open(self) -> None:
         """Raise `ChannelError` if this was closed."""
         if self.closed:
-            raise ChannelError("These channels are closed: open new ones.")
+            raise closed()
 
 
 class MemoryChannel(LogChannel):

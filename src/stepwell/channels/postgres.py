@@ -18,7 +18,7 @@ from zlib import crc32
 from psycopg.rows import TupleRow
 
 from stepwell._clock import Clock
-from stepwell.errors import ChannelError, InvalidInputError
+from stepwell.errors import InvalidInputError
 from stepwell.wire import (
     Capabilities,
     Data,
@@ -35,22 +35,13 @@ from stepwell.wire import (
     version_at,
 )
 
-from ._folding import (
-    check_epoch,
-    decode_data,
-    encode_data,
-    fenced,
-    join_extras,
-    missing,
-    not_text,
-    out_of_order,
-    split_extras,
-)
+from ._encoding import decode_data, encode_data, join_extras, split_extras
 from ._postgres_arrays import Blobs, Booleans, Numbers, Texts
 from ._postgres_bell import GONE, Bell
 from ._postgres_line import Connections, Line, repeat_conflicts
 from ._postgres_schema import APPEND, CONTINUE, CREATE, FENCE, FENCED, GAP, NOT_TEXT, OK, UPDATE
 from ._reader import Bounds, LogChannel, Page, Row
+from ._refusals import check_epoch, closed, fenced, missing, not_text, out_of_order
 
 __all__ = ["PostgresChannel", "PostgresChannels"]
 
@@ -245,7 +236,7 @@ class PostgresChannels:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ChannelError("These channels are closed: open new ones.")
+            raise closed()
 
 
 class PostgresChannel(LogChannel):

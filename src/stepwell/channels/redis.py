@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Sequence
-from hashlib import blake2b
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -19,7 +18,7 @@ from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
 
 from stepwell._clock import Clock
-from stepwell.errors import ChannelDataError, ChannelError, InvalidInputError
+from stepwell.errors import ChannelDataError, InvalidInputError
 from stepwell.wire import (
     Capabilities,
     Data,
@@ -37,20 +36,11 @@ from stepwell.wire import (
     version_at,
 )
 
-from ._folding import (
-    check_epoch,
-    decode_data,
-    encode_data,
-    fenced,
-    join_extras,
-    missing,
-    not_text,
-    out_of_order,
-    split_extras,
-)
+from ._encoding import decode_data, encode_data, join_extras, key_of, split_extras
 from ._reader import Bounds, LogChannel, Page, Row
 from ._redis_line import Bell, Line
 from ._redis_scripts import APPEND, BOUNDS, DELETE, FENCE, MESSAGE, MESSAGES, PUBLISH, ROWS, UPDATE
+from ._refusals import check_epoch, closed, fenced, missing, not_text, out_of_order
 
 __all__ = ["RedisChannel", "RedisChannels"]
 
@@ -200,7 +190,7 @@ class RedisChannels:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ChannelError("These channels are closed: open new ones.")
+            raise closed()
 
 
 class RedisChannel(LogChannel):
@@ -357,8 +347,7 @@ def _given(message: WireMessage) -> bytes:
     """A message as the script takes it."""
     key: str | bool = False
     if message.idempotency_id is not None:
-        # Twelve bytes of a hash: an id is only ever compared.
-        key = b64encode(blake2b(message.idempotency_id.encode(), digest_size=12).digest()).decode()
+        key = b64encode(key_of(message.idempotency_id)).decode()
     kind, data = _kind(message.data, message.extras)
     shared, rest = split_extras(message.extras)
     parts = (message.client_id, shared, rest, data)

@@ -32,8 +32,9 @@ from stepwell.wire import (
     version_at,
 )
 
-from ._folding import check_epoch, encode_data, fenced, missing, not_text, out_of_order, split_extras
+from ._encoding import encode_data, key_of, split_extras
 from ._reader import Bounds, LogChannel, Page, Row
+from ._refusals import check_epoch, closed, fenced, missing, not_text, out_of_order
 from ._sqlite_rows import (
     NEAR,
     PART,
@@ -41,7 +42,6 @@ from ._sqlite_rows import (
     delete_channel,
     find_head,
     headers_id,
-    key_of,
     make_head,
     read_messages,
     read_page,
@@ -126,7 +126,7 @@ class SqliteChannels:
             ChannelError: These channels are closed.
         """
         if self._owner is None:
-            raise ChannelError("These channels are closed: open new ones.")
+            raise closed()
         return self._owner
 
     async def write(self, name: str, job: Callable[[sqlite3.Cursor], T], *, aside: bool = False) -> T:
@@ -367,7 +367,7 @@ class _Given:
     __slots__ = ("_change", "_client_id", "_data", "_ephemeral", "_name", "key")
 
     def __init__(self, message: WireMessage) -> None:
-        self.key = key_of(message.idempotency_id)
+        self.key = None if message.idempotency_id is None else key_of(message.idempotency_id)
         self._name = message.name
         self._data = encode_data(message.data)
         self._change = _Change(message.extras)

@@ -1,4 +1,4 @@
-"""How backends that store rows keep extras small, and what they say of writes they refuse.
+"""How backends that store rows write down data, extras and ids, and keep extras small.
 
 The outputs of one step repeat the same dozen transport headers. So the headers that differ from message to message stay
 with the message, and the others are stored once, with the first message that has them; later ones name its position.
@@ -6,24 +6,20 @@ with the message, and the others are stored once, with the first message that ha
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Any, Final
 
 import msgspec
 
 from stepwell._json import json_copy
-from stepwell.errors import AppendGapError, FencedError, InvalidInputError, UnknownMessageError
 from stepwell.wire import Data, Extras, H, transport_headers
 
 __all__ = [
     "EPHEMERAL_SECONDS",
-    "check_epoch",
     "decode_data",
     "encode_data",
-    "fenced",
     "join_extras",
-    "missing",
-    "not_text",
-    "out_of_order",
+    "key_of",
     "split_extras",
 ]
 
@@ -74,48 +70,6 @@ def decode_data(is_text: object, stored: str | None) -> Data:
     return stored if is_text or stored is None else _decode(stored)
 
 
-def check_epoch(epoch: int) -> int:
-    """Return `epoch`.
-
-    Raises:
-        InvalidInputError: Some backend could not store it.
-    """
-    if not 0 <= epoch < 2**53:
-        raise InvalidInputError(f"The epoch {epoch} is no fence: epochs count from 0 and stay below 2**53.")
-    return epoch
-
-
-def fenced(channel: str, epoch: int, fence: int) -> FencedError:
-    """The writer is stale."""
-    return FencedError(
-        f"Channel {channel} was taken over: epoch {epoch} is older than {fence}. Stop writing, another writer goes on.",
-        epoch,
-        fence,
-        channel=channel,
-    )
-
-
-def missing(channel: str, serial: str) -> UnknownMessageError:
-    """There is no such message."""
-    return UnknownMessageError(
-        f"Channel {channel} has no message {serial[:80]!r}: use a serial that its publish returned.",
-        serial=serial[:80],
-        channel=channel,
-    )
-
-
-def not_text(channel: str, serial: str) -> InvalidInputError:
-    """Only text can be appended to."""
-    return InvalidInputError(
-        "The data of this message is not text, so nothing can be appended: use update.", serial=serial, channel=channel
-    )
-
-
-def out_of_order(channel: str, serial: str, seq: int, applied: int) -> AppendGapError:
-    """Appends are missing, or the sequence does not begin at 1."""
-    return AppendGapError(
-        f"Append {seq} to a message with {applied} appends: repeat those between first.",
-        applied,
-        serial=serial,
-        channel=channel,
-    )
+def key_of(idempotency_id: str) -> bytes:
+    """What is stored of an idempotency id, twelve bytes of a hash: it is only ever compared."""
+    return blake2b(idempotency_id.encode(), digest_size=12).digest()
