@@ -10,7 +10,7 @@ import anyio
 
 from stepwell._clock import Clock
 from stepwell.errors import ContinuityLostError, MisuseError, StepwellError
-from stepwell.wire import CancelRequest, Channel, Delivery, H, Lifecycle, Name, parse_lifecycle, transport_headers
+from stepwell.wire import CancelRequest, Channel, Delivery, H, Lifecycle, Name, transport_headers
 
 from ._codec import Codec
 from ._core import OnCancel, OnError, OnSteer, RunCore, RunHooks, SessionCore
@@ -21,7 +21,6 @@ from ._pipe import OnCancelled
 from ._registry import RunRegistry
 from ._run import AgentRun
 from ._session import Session
-from ._tree import ConversationTree
 from ._writer import ChannelWriter
 
 __all__ = ["AgentSession"]
@@ -243,12 +242,6 @@ class AgentSession(Session[M, P], Generic[M, P]):
                     latch.resolve(None)
         if delivery.name == Name.INPUT and H.RUN_ID in transport_headers(delivery.extras):
             self._registry.on_steer()
-
-    def _stage(self, staged: ConversationTree[M, P], delivery: Delivery) -> None:
-        super()._stage(staged, delivery)
-        said = parse_lifecycle(delivery)
-        if isinstance(said, CancelRequest):
-            self._registry.on_cancel(said)  # one that came within the gap; those known are not offered twice
 
     def _after_gap(self) -> None:
         for _, latch in self._echoes:

@@ -312,12 +312,15 @@ class Session(Generic[M, P]):
             self._swap()
 
     def _stage(self, staged: ConversationTree[M, P], delivery: Delivery) -> None:
+        said: Lifecycle | None = None
         try:
-            staged.apply(delivery)
+            said = staged.apply(delivery)
         except Exception as error:  # noqa: BLE001 - as in `_take`
             self._report_unhandled(error, delivery)
         if self._snapshot_end is not None and delivery.serial >= self._snapshot_end:
             self._swap()
+        if isinstance(said, CancelRequest):
+            self._on_cancel(said, live=True)  # it may have come within the gap
 
     def _swap(self) -> None:
         staged = self._staged
