@@ -20,6 +20,7 @@ from stepwell.errors import (
 )
 from stepwell.wire import Channel, Delivery, H, Lifecycle, RunEvent, WireMessage, cancel_message
 
+from ._attempts import in_four_attempts
 from ._codec import Codec
 from ._handle import ClientRun, Steer, SteerOutcome
 from ._nodes import RunNode
@@ -30,9 +31,6 @@ __all__ = ["ClientSession"]
 
 M = TypeVar("M")
 P = TypeVar("P")
-
-_DELAYS = (0.1, 0.2, 0.4)
-"""Seconds between the attempts to publish to a busy channel."""
 
 
 class ClientSession(Session[M, P], Generic[M, P]):
@@ -165,12 +163,8 @@ class ClientSession(Session[M, P], Generic[M, P]):
             The first serial.
         """
         try:
-            for delay in _DELAYS:
-                try:
-                    return (await self.channel.publish(messages))[0]
-                except ChannelBusyError:
-                    await self._clock.sleep(delay)
-            return (await self.channel.publish(messages))[0]
+            serials = await in_four_attempts(lambda: self.channel.publish(messages), self._clock, ChannelBusyError)
+            return serials[0]
         except InsufficientCapabilityError:
             raise
         except ChannelError as error:

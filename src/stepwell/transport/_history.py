@@ -10,10 +10,9 @@ from stepwell._clock import Clock
 from stepwell.errors import ChannelError, HistoryFetchError
 from stepwell.wire import Channel, Cursor, Delivery, HistoryPage
 
-__all__ = ["HistoryWalk", "fetch_page"]
+from ._attempts import in_four_attempts
 
-_DELAYS = (0.1, 0.2, 0.4)
-"""Seconds between the attempts at a page."""
+__all__ = ["HistoryWalk", "fetch_page"]
 
 
 async def fetch_page(channel: Channel, before: Cursor, limit: int, clock: Clock) -> HistoryPage:
@@ -22,13 +21,8 @@ async def fetch_page(channel: Channel, before: Cursor, limit: int, clock: Clock)
     Raises:
         HistoryFetchError: All failed; the last failure is its cause.
     """
-    for delay in _DELAYS:
-        try:
-            return await channel.history(before=before, limit=limit)
-        except ChannelError:
-            await clock.sleep(delay)
     try:
-        return await channel.history(before=before, limit=limit)
+        return await in_four_attempts(lambda: channel.history(before=before, limit=limit), clock, ChannelError)
     except ChannelError as error:
         raise HistoryFetchError(
             "A page of history could not be read in 4 attempts: try again, the place is kept.", channel=channel.name
