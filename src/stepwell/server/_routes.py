@@ -16,13 +16,11 @@ from starlette.responses import Response
 
 from stepwell.engine import Engine, TurnResult
 from stepwell.errors import StepwellError, UnknownSessionError
-from stepwell.flow import FlowDefinition, LogicStep, TerminateSessionStep
 from stepwell.messages import UserMessage
-from stepwell.models import ToolSchema
-from stepwell.sessions import SessionSummary
 from stepwell.transport import Invocation
 from stepwell.wire import Cursor, WireMessage
 
+from ._answers import Cancelled, Ended, Envelope, FlowList, Health, Invoked, Published, SessionPage, describe
 from ._bodies import (
     AiRunBody,
     CancelBody,
@@ -56,107 +54,6 @@ _READY_SECONDS: Final = 5.0
 _encode: Final = msgspec.json.Encoder().encode
 
 
-# -- what is answered
-
-
-class StageInfo(msgspec.Struct, frozen=True):
-    """A stage of a workflow.
-
-    Attributes:
-        id: Its id.
-        kind: `step` (a model talks), `logic` (code only) or `end` (closes the session).
-        tools: What its model may call, as far as the class says.
-        dynamic_tools: Whether it may expose others while it runs.
-    """
-
-    id: str
-    kind: Literal["step", "logic", "end"]
-    tools: tuple[ToolSchema, ...]
-    dynamic_tools: bool
-
-
-class FlowInfo(msgspec.Struct, frozen=True):
-    """A registered workflow. The transitions of a flow are code, so its topology is its stages and the initial one.
-
-    Attributes:
-        id: Its id.
-        kind: `flow`.
-        aliases: Other names it answers to.
-        schema_version: Version of what it stores.
-        model: Its model, `provider:name`.
-        initial: The stage a new session begins in, unless its context says otherwise.
-        requires_user_message: Whether a turn needs a message.
-        stages: Its stages, in order of registration.
-    """
-
-    id: str
-    kind: Literal["flow"]
-    aliases: tuple[str, ...]
-    schema_version: int
-    model: str
-    initial: str
-    requires_user_message: bool
-    stages: tuple[StageInfo, ...]
-
-
-class FlowList(msgspec.Struct, frozen=True):
-    """The registered workflows."""
-
-    flows: tuple[FlowInfo, ...]
-
-
-class SessionPage(msgspec.Struct, frozen=True):
-    """Sessions, newest first. `next` is `after` of the next page, `null` at the end."""
-
-    sessions: list[SessionSummary]
-    next: str | None
-
-
-class Cancelled(msgspec.Struct, frozen=True):
-    """Whether a running turn was cancelled. `false`: there was none, or another run."""
-
-    cancelled: bool
-
-
-class Invoked(msgspec.Struct, frozen=True):
-    """The run that answers an input; it has begun."""
-
-    runId: str  # noqa: N815 - the protocol's names
-    invocationId: str  # noqa: N815
-
-
-class Published(msgspec.Struct, frozen=True):
-    """Serials of the messages, in order."""
-
-    serials: list[str]
-
-
-class Envelope(msgspec.Struct, frozen=True, rename="camel"):
-    """The answer of the older contract."""
-
-    success: bool
-    completed: bool
-    message: str
-    session: str | None
-    content_type: str
-
-
-class Ended(msgspec.Struct, frozen=True):
-    """The session is gone."""
-
-    success: bool
-    session: str | None
-
-
-class Health(msgspec.Struct, frozen=True):
-    """`ok`."""
-
-    status: Literal["ok"]
-
-
-# -- what answers
-
-
 class Api:
     """The handlers. Each gets a request that `Guard` let through.
 
@@ -168,7 +65,7 @@ class Api:
         self._app = app
         self._engine: Engine = app.engine
         definitions = list(dict.fromkeys(self._engine.definitions.values()))
-        self._flows = _encode(FlowList(tuple(_describe(definition) for definition in definitions)))
+        self._flows = _encode(FlowList(tuple(describe(definition) for definition in definitions)))
         self._names = _encode([definition.id for definition in definitions])
 
     async def flows(self, request: Request) -> Response:
@@ -353,32 +250,6 @@ class Api:
         if turn.result.error is not None and (problem := refusal_of(turn.result.error)) is not None:
             raise problem from turn.error
         return turn.result
-
-
-def _describe(definition: FlowDefinition) -> FlowInfo:
-    cls = definition.cls
-    return FlowInfo(
-        id=definition.id,
-        kind="flow",
-        aliases=tuple(cls.aliases),
-        schema_version=cls.schema_version,
-        model=f"{definition.model.provider}:{definition.model.name}",
-        initial=definition.initial,
-        requires_user_message=cls.requires_user_message,
-        stages=tuple(
-            StageInfo(
-                id=stage.id,
-                kind="logic"
-                if issubclass(kind, LogicStep)
-                else "end"
-                if issubclass(kind, TerminateSessionStep)
-                else "step",
-                tools=stage.static,
-                dynamic_tools=stage.dynamic_tools,
-            )
-            for kind, stage in definition.steps.items()
-        ),
-    )
 
 
 def _json(data: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
