@@ -16,7 +16,7 @@ from stepwell.channels import open_channels
 from stepwell.errors import InvalidInputError, MisuseError, StepwellError
 from stepwell.transport import AgentRun, AgentSession, ClientSession, Invocation
 from stepwell.transport.codecs import UIMessageCodec
-from stepwell.wire import Channel, ChannelProvider, Name, WireMessage, session_channel
+from stepwell.wire import Channel, ChannelProvider, WireMessage, session_channel
 
 from ._events import EncodedDeliveries
 
@@ -28,9 +28,6 @@ suspended is ended then: `complete`, `cancelled` if it was cancelled, `error` if
 
 REMEMBERED: Final = 1_000
 """Invocations that are over and still recognised when they are posted again."""
-
-INPUTS: Final = frozenset({Name.INPUT, Name.CANCEL})
-"""What clients publish."""
 
 _logger = logging.getLogger("stepwell.server")
 
@@ -120,8 +117,6 @@ class Conversations:
             raise InvalidInputError(
                 f"The invocation is of another channel than {name}: post it to its own session.", "/sessionName"
             )
-        if not invocation.input_event_id:
-            raise InvalidInputError("An invocation names the input that is to be answered.", "/inputEventId")
         run = self._agent(agent)
         key = name, invocation.input_event_id
         invoked = self._invoked.get(key)
@@ -186,17 +181,7 @@ class Conversations:
     # -- clients
 
     async def publish(self, session_id: str, messages: list[WireMessage]) -> list[str]:
-        """Publish what a client says.
-
-        Raises:
-            InvalidInputError: It is neither an input nor a cancel.
-        """
-        for index, message in enumerate(messages):
-            if message.name not in INPUTS:
-                raise InvalidInputError(
-                    f"Clients publish {' and '.join(sorted(INPUTS))}, not {message.name[:80]!r}.",
-                    f"/messages/{index}/name",
-                )
+        """Publish what a client says, together or not at all."""
         return await (await self.open(session_id)).publish(messages)
 
     @asynccontextmanager
