@@ -18,6 +18,41 @@ from stepwell.wire import Cursor, Delivery, Gap, HistoryPage, WireMessage
 
 FIXTURES = Path(__file__).parent / "fixtures" / "wire"
 
+ALL_CHUNKS: list[dict[str, Any]] = [
+    {"type": "start", "messageMetadata": {"model": "m1"}},
+    {"type": "start-step"},
+    {"type": "reasoning-start", "id": "r1", "providerMetadata": {"p": {"k": 1}}},
+    {"type": "reasoning-delta", "id": "r1", "delta": "think"},
+    {"type": "reasoning-end", "id": "r1"},
+    {"type": "text-start", "id": "t1"},
+    {"type": "text-delta", "id": "t1", "delta": "Weather "},
+    {"type": "text-delta", "id": "t1", "delta": "soon"},
+    {"type": "text-end", "id": "t1", "providerMetadata": {"p": {"end": True}}},
+    {"type": "tool-input-start", "toolCallId": "c1", "toolName": "getWeather", "title": "Weather"},
+    {"type": "tool-input-delta", "toolCallId": "c1", "inputTextDelta": '{"city":'},
+    {"type": "tool-input-delta", "toolCallId": "c1", "inputTextDelta": '"Rome"}'},
+    {"type": "tool-input-available", "toolCallId": "c1", "toolName": "getWeather", "input": {"city": "Rome"}},
+    {"type": "tool-output-available", "toolCallId": "c1", "output": {"t": 20}, "preliminary": True},
+    {"type": "tool-output-available", "toolCallId": "c1", "output": {"t": 21}},
+    {"type": "tool-input-available", "toolCallId": "c2", "toolName": "search", "input": {"q": "x"}, "dynamic": True},
+    {"type": "tool-output-error", "toolCallId": "c2", "errorText": "nope"},
+    {"type": "tool-input-error", "toolCallId": "c3", "toolName": "calc", "input": "1+", "errorText": "bad input"},
+    {"type": "tool-input-start", "toolCallId": "c4", "toolName": "pay"},
+    {"type": "tool-input-available", "toolCallId": "c4", "toolName": "pay", "input": {"n": 1}},
+    {"type": "tool-approval-request", "toolCallId": "c4", "approvalId": "ap1"},
+    {"type": "tool-output-denied", "toolCallId": "c4"},
+    {"type": "file", "mediaType": "text/plain", "url": "data:text/plain,hi"},
+    {"type": "source-url", "sourceId": "s1", "url": "https://x.test", "title": "X"},
+    {"type": "source-document", "sourceId": "s2", "mediaType": "application/pdf", "title": "Doc", "filename": "d.pdf"},
+    {"type": "data-progress", "id": "p1", "data": {"pct": 10}},
+    {"type": "data-progress", "id": "p1", "data": {"pct": 90}},
+    {"type": "data-ping", "data": {"n": 1}, "transient": True},
+    {"type": "message-metadata", "messageMetadata": {"tokens": 5}},
+    {"type": "finish-step"},
+    {"type": "finish", "finishReason": "stop", "messageMetadata": {"done": True}},
+]
+"""The outputs of the trace `all-chunks`."""
+
 
 def trace(name: str) -> dict[str, Any]:
     return json.loads((FIXTURES / f"golden-{name}.json").read_text(encoding="utf-8"))

@@ -7,18 +7,28 @@ import contextlib
 import logging
 import os
 import signal
-import subprocess
-import sys
 import traceback
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from typing import Any, LiteralString
 
 import psycopg
 import pytest
 
+from channel_kit import (
+    WRITERS,
+    assert_nothing_is_lost,
+    go,
+    message,
+    names_in_history,
+    read_by_cursor,
+    read_names,
+    ready,
+    start,
+    told_until_killed,
+)
 from servers import PostgresServer, start_postgres
 from stepwell.channels import _postgres_bell, open_channels
-from stepwell.channels.postgres import PostgresChannel, PostgresChannels
+from stepwell.channels.postgres import PostgresChannels
 from stepwell.errors import (
     AppendGapError,
     ChannelBusyError,
@@ -29,7 +39,7 @@ from stepwell.errors import (
     UnknownMessageError,
 )
 from stepwell.testing import ChannelConformance
-from stepwell.wire import ChannelProvider, Cursor, Delivery, Gap, Subscription, WireMessage, make_extras
+from stepwell.wire import ChannelProvider, Cursor, Delivery, Gap, make_extras
 
 pytestmark = pytest.mark.anyio
 
@@ -80,10 +90,6 @@ class Watched(PostgresChannels):
             pass
 
 
-def message(name: str = "m", data: Any = None, **fields: Any) -> WireMessage:
-    return WireMessage(name=name, data=data, **fields)
-
-
 def ask(url: str, query: LiteralString, *values: Any) -> list[Any]:
     """Ask the database past the channels."""
     with psycopg.connect(url, autocommit=True) as connection:
@@ -103,23 +109,6 @@ def listeners(url: str) -> list[int]:
     return ask(url, query)
 
 
-async def read_names(subscription: Subscription, count: int) -> list[str | None]:
-    """Of the next deliveries; None stands for a gap."""
-    found: list[str | None] = []
-    while len(found) < count:
-        found += [None if isinstance(item, Gap) else item.name for item in await subscription.read()]
-    return found
-
-
-async def names_in_history(channel: PostgresChannel) -> list[str | None]:
-    page = await channel.history(limit=1000)
-    items = list(page.items)
-    while page.next is not None:
-        page = await channel.history(before=page.next, limit=1000)
-        items += page.items
-    return [item.name for item in reversed(items)]
-
-
 class TestPostgres(ChannelConformance):
     @pytest.fixture
     async def provider(self, postgres_database: str) -> AsyncGenerator[ChannelProvider]:
@@ -133,44 +122,9 @@ class TestPostgres(ChannelConformance):
 
 # -- several processes
 
-WRITERS = """
-import asyncio, sys
-from stepwell.channels import _postgres_bell, open_channels
-from stepwell.wire import WireMessage
-
-async def main(url, process):
-    async with open_channels(url) as channels:
-        channel = await channels.open("shared")
-        print("ready", flush=True)
-        sys.stdin.readline()
-        async def write(writer):
-            for n in range(50):
-                await channel.publish([WireMessage(name=f"{process}.{writer}.{n}")] * (1 + n % 2))
-        await asyncio.gather(*map(write, range(20)))
-
-asyncio.run(main(*sys.argv[1:]))
-"""
-
-WRITE_UNTIL_KILLED = """
-import asyncio, sys
-from stepwell.channels import _postgres_bell, open_channels
-from stepwell.wire import WireMessage
-
-async def main(url):
-    async with open_channels(url) as channels:
-        channel = await channels.open("killed")
-        n = 0
-        while True:
-            [serial] = await channel.publish([WireMessage(name=str(n), idempotency_id=str(n))])
-            print(serial, flush=True)
-            n += 1
-
-asyncio.run(main(*sys.argv[1:]))
-"""
-
 MIGRATE = """
 import asyncio, sys
-from stepwell.channels import _postgres_bell, open_channels
+from stepwell.channels import open_channels
 from stepwell.wire import WireMessage
 
 async def main(url):
@@ -183,33 +137,14 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-def start(script: str, *args: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", script, *args]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-async def ready(processes: Sequence[subprocess.Popen[str]]) -> None:
-    for process in processes:
-        assert process.stdout is not None
-        assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
-
-
-def go(processes: Sequence[subprocess.Popen[str]]) -> None:
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-
-
 async def test_forty_writers_in_two_processes_and_a_reader_by_cursor_that_loses_no_row(
     postgres_database: str, channels: PostgresChannels
 ) -> None:
-    processes = [start(WRITERS, postgres_database, str(n)) for n in range(2)]
+    processes = [start(WRITERS, postgres_database, str(n), "20") for n in range(2)]
     await ready(processes)
     channel = await channels.open("shared")
-    found: list[Delivery] = []
     async with channel.subscribe() as subscription:
-        cursor: Cursor = subscription.start
+        cursor = subscription.start
     go(processes)
 
     async def end() -> None:
@@ -218,23 +153,11 @@ async def test_forty_writers_in_two_processes_and_a_reader_by_cursor_that_loses_
         await channel.publish([message("end")])
 
     ending = asyncio.create_task(end())
-    while not found or found[-1].name != "end":
-        # Left and entered again all the time, as a client that loses its connection does.
-        async with channel.subscribe(after=cursor) as subscription:
-            for item in await subscription.read(64):
-                assert isinstance(item, Delivery)
-                found.append(item)
-                cursor = item.cursor
+    found = await read_by_cursor(channel, cursor, lambda found: bool(found) and found[-1].name == "end")
     await ending
     found.pop()
     assert [process.returncode for process in processes] == [0, 0]
-    serials = [item.serial for item in found]
-    assert serials == sorted(set(serials))
-    by_writer: dict[str, list[int]] = {}
-    for item in found:
-        process_id, writer, n = (item.name or "").split(".")
-        by_writer.setdefault(f"{process_id}.{writer}", []).append(int(n))
-    assert list(by_writer.values()) == [[n for n in range(50) for _ in range(1 + n % 2)]] * 40
+    assert_nothing_is_lost(found, 40)
 
 
 async def test_a_position_that_is_not_committed_is_waited_for(
@@ -257,13 +180,7 @@ async def test_a_position_that_is_not_committed_is_waited_for(
 
 
 async def test_what_a_killed_writer_was_told_is_stored(postgres_database: str, channels: PostgresChannels) -> None:
-    process = start(WRITE_UNTIL_KILLED, postgres_database)
-    assert process.stdout is not None
-    lines = [await asyncio.to_thread(process.stdout.readline) for _ in range(50)]
-    process.kill()
-    lines += await asyncio.to_thread(process.stdout.readlines)
-    process.communicate()
-    told = sum(line.endswith(":000\n") for line in lines)
+    told = await told_until_killed(postgres_database)
     channel = await channels.open("killed")
     # The server may still be at work on the last one.
     await channel.raise_fence(1)

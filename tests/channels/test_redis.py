@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import Any
 
 import pytest
 
+from channel_kit import (
+    WRITERS,
+    assert_nothing_is_lost,
+    go,
+    message,
+    names_in_history,
+    read_by_cursor,
+    read_names,
+    ready,
+    start,
+    told_until_killed,
+)
 from redis_kit import do
 from servers import RedisServer, start_redis
 from stepwell.channels import _redis_line
-from stepwell.channels.redis import RedisChannel, RedisChannels
+from stepwell.channels.redis import RedisChannels
 from stepwell.errors import AppendGapError, ChannelBusyError, ChannelError, FencedError, InvalidInputError
 from stepwell.testing import ChannelConformance, FakeClock
-from stepwell.wire import ChannelProvider, Cursor, Delivery, Gap, Subscription, WireMessage, make_extras
+from stepwell.wire import ChannelProvider, Delivery, Gap, make_extras
 
 pytestmark = pytest.mark.anyio
 
@@ -51,10 +61,6 @@ async def channels(server: RedisServer) -> AsyncGenerator[RedisChannels]:
         yield channels
 
 
-def message(name: str = "m", data: Any = None, **fields: Any) -> WireMessage:
-    return WireMessage(name=name, data=data, **fields)
-
-
 async def until(true: Callable[[], object]) -> None:
     """Let the event loop run until a look at the server says so."""
     while not true():  # noqa: ASYNC110 - the server has no event to wait for
@@ -72,23 +78,6 @@ def listeners(server: RedisServer) -> set[bytes]:
     return {line.split()[0] for line in do(server, "CLIENT", "LIST", "TYPE", "pubsub").splitlines()}
 
 
-async def read_names(subscription: Subscription, count: int) -> list[str | None]:
-    """Of the next deliveries; None stands for a gap."""
-    found: list[str | None] = []
-    while len(found) < count:
-        found += [None if isinstance(item, Gap) else item.name for item in await subscription.read()]
-    return found
-
-
-async def names_in_history(channel: RedisChannel) -> list[str | None]:
-    page = await channel.history(limit=1000)
-    items: list[Delivery] = list(page.items)
-    while page.next is not None:
-        page = await channel.history(before=page.next, limit=1000)
-        items += page.items
-    return [item.name for item in reversed(items)]
-
-
 class TestRedis(ChannelConformance):
     @pytest.fixture
     async def provider(self, redis_database: str) -> AsyncGenerator[ChannelProvider]:
@@ -102,90 +91,25 @@ class TestRedis(ChannelConformance):
 
 # -- several processes
 
-WRITERS = """
-import asyncio, sys
-from stepwell.channels import open_channels
-from stepwell.wire import WireMessage
-
-async def main(url, process):
-    async with open_channels(url) as channels:
-        channel = await channels.open("shared")
-        print("ready", flush=True)
-        sys.stdin.readline()
-        async def write(writer):
-            for n in range(50):
-                await channel.publish([WireMessage(name=f"{process}.{writer}.{n}")] * (1 + n % 2))
-        await asyncio.gather(*map(write, range(10)))
-
-asyncio.run(main(*sys.argv[1:]))
-"""
-
-WRITE_UNTIL_KILLED = """
-import asyncio, sys
-from stepwell.channels import open_channels
-from stepwell.wire import WireMessage
-
-async def main(url):
-    async with open_channels(url) as channels:
-        channel = await channels.open("killed")
-        n = 0
-        while True:
-            [serial] = await channel.publish([WireMessage(name=str(n))])
-            print(serial, flush=True)
-            n += 1
-
-asyncio.run(main(*sys.argv[1:]))
-"""
-
-
-def start(script: str, *args: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", script, *args]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
 
 async def test_twenty_writers_in_two_processes_and_a_reader_by_cursor_that_loses_no_row(
     server: RedisServer, channels: RedisChannels
 ) -> None:
-    processes = [start(WRITERS, server.url, str(n)) for n in range(2)]
-    for process in processes:
-        assert process.stdout is not None
-        assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
+    processes = [start(WRITERS, server.url, str(n), "10") for n in range(2)]
+    await ready(processes)
     channel = await channels.open("shared")
-    cursor: Cursor | None = None
-    found: list[Delivery] = []
     async with channel.subscribe() as subscription:
         cursor = subscription.start
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write("go\n")
-            process.stdin.flush()
-    while len(found) < 2 * 10 * 75:
-        # Left and entered again all the time, as a client that loses its connection does.
-        async with channel.subscribe(after=cursor) as subscription:
-            for item in await subscription.read(64):
-                assert isinstance(item, Delivery)
-                found.append(item)
-                cursor = item.cursor
+    go(processes)
+    found = await read_by_cursor(channel, cursor, lambda found: len(found) >= 2 * 10 * 75)
     assert [process.wait() for process in processes] == [0, 0]
     for process in processes:
         process.communicate()
-    serials = [item.serial for item in found]
-    assert serials == sorted(set(serials))
-    by_writer: dict[str, list[int]] = {}
-    for item in found:
-        process_id, writer, n = (item.name or "").split(".")
-        by_writer.setdefault(f"{process_id}.{writer}", []).append(int(n))
-    assert list(by_writer.values()) == [[n for n in range(50) for _ in range(1 + n % 2)]] * 20
+    assert_nothing_is_lost(found, 20)
 
 
 async def test_what_a_killed_writer_was_told_is_stored(server: RedisServer, channels: RedisChannels) -> None:
-    process = start(WRITE_UNTIL_KILLED, server.url)
-    assert process.stdout is not None
-    lines = [await asyncio.to_thread(process.stdout.readline) for _ in range(50)]
-    process.kill()
-    lines += await asyncio.to_thread(process.stdout.readlines)
-    process.communicate()
-    told = sum(line.endswith(":000\n") for line in lines)
+    told = await told_until_killed(server.url)
     stored = await names_in_history(await channels.open("killed"))
     assert stored[:told] == [str(n) for n in range(told)]
     assert len(stored) - told in (0, 1)

@@ -18,6 +18,7 @@ from stepwell.errors import MisuseError
 from stepwell.transport import AgentSession, ClientRun
 from stepwell.transport.codecs import UIMessage, create_tool_result_fork
 from stepwell.wire import ErrorInfo, WireMessage
+from transport_kit import ALL_CHUNKS
 
 pytestmark = pytest.mark.anyio
 
@@ -62,41 +63,6 @@ async def test_all_chunks() -> None:
     # The reference opens a step for an output that it then cannot encode; here there is no bracket without output.
     assert_as_recorded(stage.record[:37], "all-chunks", up_to=37)
     assert [one["messages"][0]["name"] for one in stage.record[37:]] == ["ai-run-end"]
-
-
-ALL_CHUNKS: list[dict[str, Any]] = [
-    {"type": "start", "messageMetadata": {"model": "m1"}},
-    {"type": "start-step"},
-    {"type": "reasoning-start", "id": "r1", "providerMetadata": {"p": {"k": 1}}},
-    {"type": "reasoning-delta", "id": "r1", "delta": "think"},
-    {"type": "reasoning-end", "id": "r1"},
-    {"type": "text-start", "id": "t1"},
-    {"type": "text-delta", "id": "t1", "delta": "Weather "},
-    {"type": "text-delta", "id": "t1", "delta": "soon"},
-    {"type": "text-end", "id": "t1", "providerMetadata": {"p": {"end": True}}},
-    {"type": "tool-input-start", "toolCallId": "c1", "toolName": "getWeather", "title": "Weather"},
-    {"type": "tool-input-delta", "toolCallId": "c1", "inputTextDelta": '{"city":'},
-    {"type": "tool-input-delta", "toolCallId": "c1", "inputTextDelta": '"Rome"}'},
-    {"type": "tool-input-available", "toolCallId": "c1", "toolName": "getWeather", "input": {"city": "Rome"}},
-    {"type": "tool-output-available", "toolCallId": "c1", "output": {"t": 20}, "preliminary": True},
-    {"type": "tool-output-available", "toolCallId": "c1", "output": {"t": 21}},
-    {"type": "tool-input-available", "toolCallId": "c2", "toolName": "search", "input": {"q": "x"}, "dynamic": True},
-    {"type": "tool-output-error", "toolCallId": "c2", "errorText": "nope"},
-    {"type": "tool-input-error", "toolCallId": "c3", "toolName": "calc", "input": "1+", "errorText": "bad input"},
-    {"type": "tool-input-start", "toolCallId": "c4", "toolName": "pay"},
-    {"type": "tool-input-available", "toolCallId": "c4", "toolName": "pay", "input": {"n": 1}},
-    {"type": "tool-approval-request", "toolCallId": "c4", "approvalId": "ap1"},
-    {"type": "tool-output-denied", "toolCallId": "c4"},
-    {"type": "file", "mediaType": "text/plain", "url": "data:text/plain,hi"},
-    {"type": "source-url", "sourceId": "s1", "url": "https://x.test", "title": "X"},
-    {"type": "source-document", "sourceId": "s2", "mediaType": "application/pdf", "title": "Doc", "filename": "d.pdf"},
-    {"type": "data-progress", "id": "p1", "data": {"pct": 10}},
-    {"type": "data-progress", "id": "p1", "data": {"pct": 90}},
-    {"type": "data-ping", "data": {"n": 1}, "transient": True},
-    {"type": "message-metadata", "messageMetadata": {"tokens": 5}},
-    {"type": "finish-step"},
-    {"type": "finish", "finishReason": "stop", "messageMetadata": {"done": True}},
-]
 
 
 async def test_step_retry_crash() -> None:

@@ -15,7 +15,7 @@ from stepwell.transport import PipeResult
 from stepwell.transport._codec import CodecMessage, FoldMeta
 from stepwell.transport.codecs import RunOutcome, UIMessage, UIMessageCodec, create_tool_result_fork, run_outcome
 from stepwell.wire import codec_headers, transport_headers
-from transport_kit import trace
+from transport_kit import ALL_CHUNKS, trace
 
 pytestmark = pytest.mark.anyio
 
@@ -36,46 +36,6 @@ LINEAR = [
     "suspend-resume-approval",
 ]
 """Traces without branches: there a tree adds nothing to what the codec makes of them."""
-
-EVERY_CHUNK: list[dict[str, Any]] = [
-    {"type": "start", "messageMetadata": {"model": "m1"}},
-    {"type": "start-step"},
-    {"type": "reasoning-start", "id": "r1", "providerMetadata": {"p": {"k": 1}}},
-    {"type": "reasoning-delta", "id": "r1", "delta": "think"},
-    {"type": "reasoning-end", "id": "r1"},
-    {"type": "text-start", "id": "t1"},
-    {"type": "text-delta", "id": "t1", "delta": "Weather "},
-    {"type": "text-delta", "id": "t1", "delta": "soon"},
-    {"type": "text-end", "id": "t1", "providerMetadata": {"p": {"end": True}}},
-    {"type": "tool-input-start", "toolCallId": "c1", "toolName": "getWeather", "title": "Weather"},
-    {"type": "tool-input-delta", "toolCallId": "c1", "inputTextDelta": '{"city":'},
-    {"type": "tool-input-delta", "toolCallId": "c1", "inputTextDelta": '"Rome"}'},
-    {"type": "tool-input-available", "toolCallId": "c1", "toolName": "getWeather", "input": {"city": "Rome"}},
-    {"type": "tool-output-available", "toolCallId": "c1", "output": {"t": 20}, "preliminary": True},
-    {"type": "tool-output-available", "toolCallId": "c1", "output": {"t": 21}},
-    {"type": "tool-input-available", "toolCallId": "c2", "toolName": "search", "input": {"q": "x"}, "dynamic": True},
-    {"type": "tool-output-error", "toolCallId": "c2", "errorText": "nope"},
-    {"type": "tool-input-error", "toolCallId": "c3", "toolName": "calc", "input": "1+", "errorText": "bad input"},
-    {"type": "tool-input-start", "toolCallId": "c4", "toolName": "pay"},
-    {"type": "tool-input-available", "toolCallId": "c4", "toolName": "pay", "input": {"n": 1}},
-    {"type": "tool-approval-request", "toolCallId": "c4", "approvalId": "ap1"},
-    {"type": "tool-output-denied", "toolCallId": "c4"},
-    {"type": "file", "mediaType": "text/plain", "url": "data:text/plain,hi"},
-    {"type": "source-url", "sourceId": "s1", "url": "https://x.test", "title": "X"},
-    {
-        "type": "source-document",
-        "sourceId": "s2",
-        "mediaType": "application/pdf",
-        "title": "Doc",
-        "filename": "d.pdf",
-    },
-    {"type": "data-progress", "id": "p1", "data": {"pct": 10}},
-    {"type": "data-progress", "id": "p1", "data": {"pct": 90}},
-    {"type": "data-ping", "data": {"n": 1}, "transient": True},
-    {"type": "message-metadata", "messageMetadata": {"tokens": 5}},
-    {"type": "finish-step"},
-    {"type": "finish", "finishReason": "stop", "messageMetadata": {"done": True}},
-]
 
 
 async def encode(*chunks: dict[str, Any], roll_up: float = 0) -> Log:
@@ -149,7 +109,7 @@ async def test_every_kind_of_chunk_is_written_as_in_the_trace() -> None:
 
     log = Log()
     encoder = CODEC.create_encoder(log, as_recorded, message_id=own["codec-message-id"], roll_up=0)
-    for chunk in EVERY_CHUNK:
+    for chunk in ALL_CHUNKS:
         await encoder.publish_output(chunk)
     await encoder.close()
     assert written(log) == golden
@@ -492,7 +452,7 @@ def test_what_was_given_out_never_changes() -> None:
     projection = CODEC.init()
     copies: list[tuple[Any, Any]] = []
     said: list[tuple[Any, Any]] = [("input", CODEC.create_user_message("Hi"))]
-    said += [("output", chunk) for chunk in EVERY_CHUNK]
+    said += [("output", chunk) for chunk in ALL_CHUNKS]
     said += [("input", CODEC.create_tool_result("m", "c1", 3)), ("input", CODEC.create_user_message("more"))]
     for direction, event in said:
         projection = CODEC.fold(projection, direction, event, FoldMeta("s", "m"))
