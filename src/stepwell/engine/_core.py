@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import traceback
 
+from anyio import CancelScope
+
 from stepwell._clock import Clock
 from stepwell.errors import CallerError, UnknownSessionError
 from stepwell.loop import Alarm
@@ -43,6 +45,8 @@ class Core:
         self.capture_content = capture_content
         self.lines = Lines(clock)
         self.alarm = Alarm(clock)
+        # The class behind `CancelScope()`, which costs more to find than an instance to make, and every turn makes one.
+        self.scope = type(CancelScope())
         self.warm = WarmSessions(warm_sessions, clock)
         self.gateways: dict[ModelSelection, ModelGateway] = {}
 

@@ -88,6 +88,8 @@ def checked_message(message: Any, definition: FlowDefinition, limits: Limits) ->
             )
         return None
     content = message.content
+    if isinstance(content, str) and content.isascii() and len(content) <= limits.message_bytes and content.strip():
+        return UserMessage(content=content)  # as nearly all are
     texts = [content] if isinstance(content, str) else [_data(part) for part in content]
     if not message.text.strip() and (isinstance(content, str) or all(isinstance(part, TextPart) for part in content)):
         raise InvalidInputError("The message holds neither text nor a file.", "/message", flow=definition.id)

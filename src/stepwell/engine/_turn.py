@@ -73,7 +73,7 @@ class TurnTask:
         self._ended = ended
         self._given = given
         self._stream = stream
-        self._scope = CancelScope()
+        self._scope = core.scope()
         self._cancel: tuple[CancelKind, str | None] | None = None
         self.working = cast("Working", None)  # the session; from `_attached` on
         self._attached = False

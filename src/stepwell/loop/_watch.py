@@ -122,9 +122,10 @@ class Watchdog:
         self._task: asyncio.Task[Any] = task
         self._pending = task.cancelling()
         self._start = now = self._alarm.clock.monotonic()
-        when, _ = self._due(now)
-        if when < inf:
-            self._alarm.add(self, when)
+        deadlines = self._deadlines
+        soonest = min(deadlines.first_token or inf, deadlines.idle or inf, deadlines.attempt or inf)
+        if soonest < inf:
+            self._alarm.add(self, now + soonest)
         return self
 
     def __exit__(
