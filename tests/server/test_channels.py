@@ -11,9 +11,11 @@ import pytest
 
 from server.kit import listening, served
 from stepwell.channels import MemoryChannels
+from stepwell.errors import ChannelBusyError
 from stepwell.server import create_app
 from stepwell.transport import AgentRun, ClientSession
 from stepwell.transport.codecs import UIMessageCodec
+from stepwell.wire import Channel
 
 pytestmark = pytest.mark.anyio
 
@@ -333,3 +335,56 @@ async def test_a_server_that_stops_lets_its_watchers_go_and_leaves_runs_open() -
     async with ClientSession(await channels.open(SESSION), UIMessageCodec()) as session:
         await session.view.load_older()
         assert [one.status for one in session.view.runs] == ["active"]
+
+
+class SlowChannels(MemoryChannels):
+    """Channels whose opening takes as long as the tests want, and fails at first if they want."""
+
+    def __init__(self, failures: int = 0) -> None:
+        super().__init__()
+        self.opening = asyncio.Event()
+        self.failures = failures
+
+    async def open(self, name: str) -> Channel:
+        self.opening.set()
+        if not self.failures:
+            await asyncio.Event().wait()
+        self.failures -= 1
+        raise ChannelBusyError("The channel is locked.")
+
+
+INVOCATION = {"inputEventId": "e-1", "sessionName": SESSION}
+
+
+async def nobody(run: AgentRun[Any]) -> None:
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"), [("POST", "invocations", INVOCATION), ("GET", "events?view=1", None)]
+)
+async def test_what_waits_while_the_server_stops_is_told_to_ask_again(method: str, path: str, body: Any) -> None:
+    channels = SlowChannels()
+    async with served(agents=nobody, channels=channels) as site:
+        call = asyncio.create_task(site.client.request(method, f"/v1/sessions/{SESSION}/{path}", json=body))
+        await channels.opening.wait()
+    response = await call
+    assert (response.status_code, response.json()["code"]) == (503, "engine_closed")
+    assert response.json()["retryable"]
+    assert response.headers["retry-after"] == "5"
+
+
+@pytest.mark.parametrize(("method", "path", "body"), [("POST", "invocations", INVOCATION), ("GET", "events", None)])
+async def test_a_stopping_server_begins_no_run_and_no_stream(method: str, path: str, body: Any) -> None:
+    async with served(agents=nobody, channels=MemoryChannels()) as site:
+        await site.app.drain(0)
+        response = await site.client.request(method, f"/v1/sessions/{SESSION}/{path}", json=body)
+        assert (response.status_code, response.json()["code"]) == (503, "engine_closed")
+
+
+async def test_an_invocation_whose_channel_could_not_be_opened_may_be_posted_again() -> None:
+    async with served(agents=nobody, channels=SlowChannels(failures=2)) as site:
+        for _ in range(2):
+            async with asyncio.timeout(10):
+                response = await site.client.post(f"/v1/sessions/{SESSION}/invocations", json=INVOCATION)
+            assert (response.status_code, response.json()["code"]) == (503, "channel_busy")

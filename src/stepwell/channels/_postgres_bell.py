@@ -11,9 +11,8 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
+from stepwell._postgres import Connection, Connections
 from stepwell.errors import ChannelError
-
-from ._postgres_line import Connection, Connections
 
 __all__ = ["GONE", "Bell"]
 

@@ -13,17 +13,14 @@ What callers name or write is `bytea`: PostgreSQL's text has no NUL, and depends
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, LiteralString
+from typing import Final
 
-import psycopg
+from stepwell._postgres import Part
+from stepwell.errors import ChannelBusyError, ChannelDataError, ChannelError
 
-from stepwell.errors import ChannelError, NewerSchemaError
+from ._refusals import closed
 
-__all__ = ["APPEND", "CONTINUE", "CREATE", "FENCE", "FENCED", "GAP", "NOT_TEXT", "OK", "UNKNOWN", "UPDATE", "migrate"]
-
-MIGRATIONS_LOCK: Final = 0x5357_4348_414E
-"""Advisory lock of those who change the schema."""
+__all__ = ["APPEND", "CONTINUE", "CREATE", "FENCE", "FENCED", "GAP", "NOT_TEXT", "OK", "PART", "UNKNOWN", "UPDATE"]
 
 CREATE, CONTINUE, APPEND, UPDATE, FENCE = "create", "continue", "append", "update", "fence"
 """What a row of a write is. `continue` is a message of the same publish call as the row before."""
@@ -317,46 +314,14 @@ BEGIN
 END $$;
 """
 
-_MIGRATIONS: Final[Sequence[Sequence[LiteralString]]] = ([_TABLES, _SWEEP, _WRITE, _DELETE],)
-"""The n-th brings version n to n + 1. Functions are never replaced but get another number: while machines are updated
-one after the other, the older ones go on calling theirs."""
-
-
-async def migrate(connection: psycopg.AsyncConnection[Any]) -> None:
-    """Bring the schema up to date; several processes may try at once. Where it fails, the connection is to be closed.
-
-    Raises:
-        NewerSchemaError: It is ahead of this Stepwell.
-        ChannelError: The server is too old.
-        psycopg.Error: It failed, and nothing was changed.
-    """
-    if connection.info.server_version < 130_000:
-        raise ChannelError("PostgreSQL 13 or newer is needed for channels.")
-    if await _version(connection) == len(_MIGRATIONS):
-        return
-    # Not inside the transaction: one that began before another's commit does not find the tables.
-    await connection.execute("SELECT pg_advisory_lock(%s)", (MIGRATIONS_LOCK,))
-    async with connection.transaction():
-        version = await _version(connection)  # another process may have been first
-        for script in _MIGRATIONS[version:]:
-            for part in script:
-                await connection.execute(part, prepare=False)  # several statements
-        if version == 0:
-            await connection.execute("CREATE TABLE stepwell_channel_schema (version integer NOT NULL)")
-            await connection.execute("INSERT INTO stepwell_channel_schema VALUES (0)")
-        await connection.execute("UPDATE stepwell_channel_schema SET version = %s", (len(_MIGRATIONS),))
-    await connection.execute("SELECT pg_advisory_unlock(%s)", (MIGRATIONS_LOCK,))
-
-
-async def _version(connection: psycopg.AsyncConnection[Any]) -> int:
-    found = await (await connection.execute("SELECT to_regclass('stepwell_channel_schema') IS NOT NULL")).fetchone()
-    if found is None or not found[0]:
-        return 0
-    found = await (await connection.execute("SELECT version FROM stepwell_channel_schema")).fetchone()
-    version = 0 if found is None else int(found[0])
-    if version > len(_MIGRATIONS):
-        raise NewerSchemaError(
-            f"The channel tables in PostgreSQL have version {version}, this Stepwell knows up to {len(_MIGRATIONS)}: "
-            "update Stepwell."
-        )
-    return version
+PART: Final = Part(
+    name="channel",
+    whole="the channels",
+    pointer="/channels",
+    lock=0x5357_4348_414E,
+    migrations=([_TABLES, _SWEEP, _WRITE, _DELETE],),
+    error=ChannelError,
+    busy=ChannelBusyError,
+    data=ChannelDataError,
+    closed=closed,
+)

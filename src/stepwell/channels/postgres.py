@@ -18,6 +18,8 @@ from zlib import crc32
 from psycopg.rows import TupleRow
 
 from stepwell._clock import Clock
+from stepwell._postgres import Connections, repeat_conflicts
+from stepwell._postgres.arrays import Blobs, Booleans, Numbers, Texts
 from stepwell.errors import InvalidInputError
 from stepwell.wire import (
     Capabilities,
@@ -36,10 +38,9 @@ from stepwell.wire import (
 )
 
 from ._encoding import decode_data, encode_data, join_extras, split_extras
-from ._postgres_arrays import Blobs, Booleans, Numbers, Texts
 from ._postgres_bell import GONE, Bell
-from ._postgres_line import Connections, Line, repeat_conflicts
-from ._postgres_schema import APPEND, CONTINUE, CREATE, FENCE, FENCED, GAP, NOT_TEXT, OK, UPDATE
+from ._postgres_line import Line
+from ._postgres_schema import APPEND, CONTINUE, CREATE, FENCE, FENCED, GAP, NOT_TEXT, OK, PART, UPDATE
 from ._reader import Bounds, LogChannel, Page, Row
 from ._refusals import check_epoch, closed, fenced, missing, not_text, out_of_order
 
@@ -163,7 +164,7 @@ class PostgresChannels:
             raise InvalidInputError(f"A pool of {pool_size} connections is too small: at least {LINES + 2}.")
         self.retention = retention
         self._clock = clock
-        self._connections = Connections(url, timeout)
+        self._connections = Connections(url, timeout, PART)
         self._lines = [Line(self._send) for _ in range(LINES)]
         self._readers = asyncio.Semaphore(pool_size - LINES - 1)  # so that no page of history delays a write
         self._bell = Bell(self._connections, poll)

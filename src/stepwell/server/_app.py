@@ -25,7 +25,7 @@ from stepwell.wire import ChannelProvider
 
 from ._conversations import Agent, Conversations
 from ._guard import Access, Guard
-from ._problems import Problem, problem_of
+from ._problems import problem_of, stopping
 from ._routes import ROUTES, Api, Endpoint
 
 __all__ = ["ServerApp", "create_app"]
@@ -225,7 +225,7 @@ class ServerApp:
                 finally:
                     self._left(self._reads, scope)
             # Only `drain` cancels it.
-            return self.stopping().response()
+            return stopping().response()
 
         return answer
 
@@ -250,7 +250,7 @@ class ServerApp:
             Problem: The server is stopping.
         """
         if not self.accepting:
-            raise self.stopping()
+            raise stopping()
         scope: CancelScope = request.scope[_SCOPE]
         self._turns.add(scope)
         self._left(self._reads, scope)
@@ -258,16 +258,6 @@ class ServerApp:
             yield
         finally:
             self._left(self._turns, scope)
-
-    def stopping(self) -> Problem:
-        """What is said while the server stops."""
-        return Problem(
-            503,
-            "engine_closed",
-            "The server is stopping: send the same request again, with the same Idempotency-Key.",
-            retryable=True,
-            headers={"Retry-After": "5", "Connection": "close"},
-        )
 
     async def drain(self, grace: float) -> None:
         """Begin no turn any more, and let those under way finish.

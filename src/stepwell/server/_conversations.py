@@ -13,12 +13,13 @@ from anyio import CancelScope
 from anyio.abc import TaskGroup
 
 from stepwell.channels import open_channels
-from stepwell.errors import InvalidInputError, MisuseError, StepwellError
+from stepwell.errors import InvalidInputError, StepwellError
 from stepwell.transport import AgentRun, AgentSession, ClientSession, Invocation
 from stepwell.transport.codecs import UIMessageCodec
 from stepwell.wire import Channel, ChannelProvider, WireMessage, session_channel
 
 from ._events import EncodedDeliveries
+from ._problems import stopping
 
 __all__ = ["Agent", "Conversations", "Invoked"]
 
@@ -109,6 +110,7 @@ class Conversations:
         Raises:
             InvalidInputError: The invocation is of another session, or there is no such agent.
             StepwellError: The run could not begin.
+            Problem: The server is stopping.
 
         Cancelling the wait cancels no run.
         """
@@ -121,9 +123,10 @@ class Conversations:
         key = name, invocation.input_event_id
         invoked = self._invoked.get(key)
         if invoked is None:
+            if self._group is None:
+                raise stopping()
             invoked = self._invoked[key] = Invoked()
-            assert self._group is not None
-            self._group.start_soon(self._answer, key, invoked, run, await self.open(session_id), invocation)
+            self._group.start_soon(self._answer, key, invoked, run, session_id, invocation)
         await invoked.settled.wait()
         if invoked.error is not None:
             raise invoked.error
@@ -141,10 +144,10 @@ class Conversations:
         return agent
 
     async def _answer(
-        self, key: tuple[str, str], invoked: Invoked, agent: Agent, channel: Channel, invocation: Invocation
+        self, key: tuple[str, str], invoked: Invoked, agent: Agent, session_id: str, invocation: Invocation
     ) -> None:
         try:
-            async with AgentSession(channel, self._codec) as session:
+            async with AgentSession(await self.open(session_id), self._codec) as session:
                 run = session.create_run(invocation)
                 await run.start()
                 invoked.run_id, invoked.invocation_id = run.run_id, run.invocation_id
@@ -159,7 +162,9 @@ class Conversations:
             self._invoked.pop(key, None)  # it may be tried again
         finally:
             if not invoked.settled.is_set():
-                invoked.error = invoked.error or MisuseError("The server stops: post the invocation again.")
+                if invoked.error is None:  # nobody but `running` cancels this
+                    invoked.error = stopping()
+                    self._invoked.pop(key, None)
                 invoked.settled.set()
             while len(self._invoked) > REMEMBERED:
                 oldest = next(iter(self._invoked.values()))
@@ -189,14 +194,15 @@ class Conversations:
         """A client session that all who watch this session share."""
         watched = self._watched.get(session_id)
         if watched is None:
+            if self._group is None:
+                raise stopping()
             watched = self._watched[session_id] = _Watched()
-            assert self._group is not None
             self._group.start_soon(self._watch, session_id, watched)
         watched.users += 1
         try:
             await watched.ready.wait()
             if watched.session is None:
-                raise watched.error or MisuseError("The server stops: connect again.")
+                raise watched.error or stopping()
             yield watched.session
         finally:
             watched.users -= 1

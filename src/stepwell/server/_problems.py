@@ -43,7 +43,7 @@ from stepwell.errors import (
     UnknownSessionError,
 )
 
-__all__ = ["STATUS", "Problem", "problem_of", "refusal_of"]
+__all__ = ["STATUS", "Problem", "problem_of", "refusal_of", "stopping"]
 
 STATUS: Final[dict[str, int]] = {
     UnknownFlowError.code: 404,
@@ -161,6 +161,17 @@ class Problem(Exception):
     def response(self) -> Response:
         """The response."""
         return Response(_encode(self.to_json()), self.status, self.headers, media_type="application/problem+json")
+
+
+def stopping() -> Problem:
+    """What is said while the server stops."""
+    return Problem(
+        503,
+        EngineClosedError.code,
+        "The server is stopping: send the same request again, with the same Idempotency-Key.",
+        retryable=True,
+        headers={"Retry-After": "5", "Connection": "close"},
+    )
 
 
 def problem_of(error: Exception) -> Problem | None:

@@ -36,7 +36,7 @@ from ._conversations import Conversations
 from ._events import EventStream, LogEvents, ViewEvents
 from ._guard import ANONYMOUS, principal_of
 from ._openapi import document
-from ._problems import Problem, problem_of, refusal_of
+from ._problems import Problem, problem_of, refusal_of, stopping
 
 if TYPE_CHECKING:
     from ._app import ServerApp
@@ -116,15 +116,15 @@ class Api:
 
     async def events(self, request: Request) -> Response:
         """`GET /v1/sessions/{id}/events`."""
-        conversations = self._conversations()
+        conversations = self._conversations(begins=True)
         session, query = _session_of(request), read_query(request, EventsQuery)
-        channel = await conversations.open(session)
         after = request.headers.get("last-event-id") or query.after
         # Opened here, so that what is wrong with the request is still a problem document; left by the response.
         opened = AsyncExitStack()
         if query.view == "1":
             watched = await opened.enter_async_context(conversations.watching(session))
             return EventStream(ViewEvents(watched), opened, conversations.streams)
+        channel = await conversations.open(session)
         cursor = None if after is None else Cursor(after)
         subscription = await opened.enter_async_context(channel.subscribe(after=cursor))
         history = query.history == "1" and after is None
@@ -133,7 +133,7 @@ class Api:
 
     async def invocations(self, request: Request) -> Response:
         """`POST /v1/sessions/{id}/invocations`."""
-        conversations = self._conversations()
+        conversations = self._conversations(begins=True)
         body = await read_body(request, InvocationBody, self._app.body_bytes)
         invocation = Invocation(input_event_id=body.inputEventId, session_name=body.sessionName)
         invoked = await conversations.invoke(_session_of(request), invocation, body.agent)
@@ -156,12 +156,13 @@ class Api:
         ]
         return _json(_encode(Published(await conversations.publish(_session_of(request), messages))))
 
-    def _conversations(self) -> Conversations:
+    def _conversations(self, *, begins: bool = False) -> Conversations:
+        """What serves channels. `begins`: for something that goes on, which a server that stops does not begin."""
         conversations = self._app.conversations
         if conversations is None:
             raise Problem(404, "no_channels", "This server serves no channels: start it with agents or channels.")
-        if not conversations.ready:
-            raise self._app.stopping()
+        if not conversations.ready or (begins and not self._app.accepting):
+            raise stopping()
         return conversations
 
     # -- the older contract
@@ -208,7 +209,7 @@ class Api:
     async def readyz(self, request: Request) -> Response:
         """`GET /readyz`."""
         if not self._app.accepting:
-            raise self._app.stopping()
+            raise stopping()
         with anyio.move_on_after(_READY_SECONDS) as scope:
             await self._engine.list_sessions(limit=1)
         if scope.cancelled_caught:
