@@ -11,11 +11,12 @@ import pytest
 
 from server.kit import listening, served
 from stepwell.channels import MemoryChannels
+from stepwell.channels.memory import MemoryChannel
 from stepwell.errors import ChannelBusyError
 from stepwell.server import create_app
 from stepwell.transport import AgentRun, ClientSession
 from stepwell.transport.codecs import UIMessageCodec
-from stepwell.wire import Channel
+from stepwell.wire import Cursor, Subscription
 
 pytestmark = pytest.mark.anyio
 
@@ -337,19 +338,29 @@ async def test_a_server_that_stops_lets_its_watchers_go_and_leaves_runs_open() -
         assert [one.status for one in session.view.runs] == ["active"]
 
 
-class SlowChannels(MemoryChannels):
-    """Channels whose opening takes as long as the tests want, and fails at first if they want."""
+class WaitingChannels(MemoryChannels):
+    """Channels that let nobody read."""
 
-    def __init__(self, failures: int = 0) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.opening = asyncio.Event()
-        self.failures = failures
+        self.asked = asyncio.Event()
 
-    async def open(self, name: str) -> Channel:
-        self.opening.set()
-        if not self.failures:
+    async def open(self, name: str) -> MemoryChannel:
+        channel = await super().open(name)
+
+        @asynccontextmanager
+        async def subscribe(*, after: Cursor | None = None) -> AsyncGenerator[Subscription]:
+            self.asked.set()
             await asyncio.Event().wait()
-        self.failures -= 1
+            raise AssertionError
+            yield
+
+        channel.subscribe = subscribe
+        return channel
+
+
+class LockedChannels(MemoryChannels):
+    async def open(self, name: str) -> MemoryChannel:
         raise ChannelBusyError("The channel is locked.")
 
 
@@ -364,10 +375,10 @@ async def nobody(run: AgentRun[Any]) -> None:
     ("method", "path", "body"), [("POST", "invocations", INVOCATION), ("GET", "events?view=1", None)]
 )
 async def test_what_waits_while_the_server_stops_is_told_to_ask_again(method: str, path: str, body: Any) -> None:
-    channels = SlowChannels()
+    channels = WaitingChannels()
     async with served(agents=nobody, channels=channels) as site:
         call = asyncio.create_task(site.client.request(method, f"/v1/sessions/{SESSION}/{path}", json=body))
-        await channels.opening.wait()
+        await channels.asked.wait()
     response = await call
     assert (response.status_code, response.json()["code"]) == (503, "engine_closed")
     assert response.json()["retryable"]
@@ -383,7 +394,7 @@ async def test_a_stopping_server_begins_no_run_and_no_stream(method: str, path: 
 
 
 async def test_an_invocation_whose_channel_could_not_be_opened_may_be_posted_again() -> None:
-    async with served(agents=nobody, channels=SlowChannels(failures=2)) as site:
+    async with served(agents=nobody, channels=LockedChannels()) as site:
         for _ in range(2):
             async with asyncio.timeout(10):
                 response = await site.client.post(f"/v1/sessions/{SESSION}/invocations", json=INVOCATION)
