@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 
 import stepwell.server
 from cli.kit import DESK, FLOWS, HOTEL, Command
+from stepwell.transport.codecs import UIMessageCodec
 
 
 @pytest.fixture
@@ -37,7 +40,8 @@ def test_options(command: Command, given: dict[str, Any], monkeypatch: pytest.Mo
     assert [flow.id for flow in given["flows"]] == ["DeskFlow", "HotelFlow"]
     assert "scripted" in given["models"]
     assert "offline" in given["models"]
-    expected = {"host": "127.0.0.1", "port": 8000, "grace": 20.0, "api_keys": None, "no_auth": False}
+    expected: dict[str, Any] = {"host": "127.0.0.1", "port": 8000, "grace": 20.0, "api_keys": None, "no_auth": False}
+    expected |= {"agents": None, "channels": None, "cors": ()}
     assert {name: given[name] for name in expected} == expected
     assert given["store"] == "sqlite:///stepwell.db"
     monkeypatch.setenv("STEPWELL_HOST", "::1")
@@ -45,9 +49,56 @@ def test_options(command: Command, given: dict[str, Any], monkeypatch: pytest.Mo
     ran = command(
         "serve", HOTEL, "--json", "--api-key", "one", "--api-key", "two:2", "--grace", "0", "--no-auth", "--debug"
     )
-    assert ran.json == {"url": "http://somewhere", "flows": ["HotelFlow"]}
+    assert ran.json == {"url": "http://somewhere", "flows": ["HotelFlow"], "agents": []}
     assert (given["host"], given["port"], given["api_keys"]) == ("::1", 9000, ["one", "two:2"])
     assert (given["grace"], given["no_auth"]) == (0.0, True)
+
+
+def test_origins(command: Command, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    command("serve", HOTEL, "--cors", "https://shop.example", "--cors", "http://localhost:3000")
+    assert given["cors"] == ["https://shop.example", "http://localhost:3000"]
+    monkeypatch.setenv("STEPWELL_CORS", "https://shop.example, *")
+    command("serve", HOTEL)
+    assert given["cors"] == ["https://shop.example", "*"]
+    for wrong in ("shop.example", "https://shop.example/", "https://shop.example/page"):
+        assert f"{wrong} is no origin" in command.fails("serve", HOTEL, "--cors", wrong, code=2)
+
+
+AGENT = """
+async def answer(run):
+    said = run.messages[-1]["parts"][0]["text"]
+    await run.pipe([
+        {"type": "text-start", "id": "t"},
+        {"type": "text-delta", "id": "t", "delta": f"You said {said}."},
+        {"type": "text-end", "id": "t"},
+    ])
+
+def no_agent(run): ...
+"""
+
+
+def test_agents_and_channels(
+    command: Command, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place = tmp_path / "an_agent.py"
+    place.write_text(AGENT)
+    ran = command("serve", HOTEL, "--agent", f"{place}:answer")
+    assert ran.out == "Serving HotelFlow, answer at http://somewhere (Ctrl-C stops)\n"
+    assert (list(given["agents"]), given["channels"]) == (["answer"], "sqlite:///stepwell.db")
+    ran = command("serve", "--agent", f"one={place}:answer", "--agent", f"two={place}:answer", "--json")
+    assert ran.json == {"url": "http://somewhere", "flows": [], "agents": ["one", "two"]}
+    monkeypatch.setenv("STEPWELL_CHANNELS", "sqlite:///other.db")
+    assert command("serve").out == "Serving channels at http://somewhere (Ctrl-C stops)\n"
+    assert (given["agents"], given["channels"]) == (None, "sqlite:///other.db")
+    command("serve", "--agent", f"{place}:answer", "--channels", "sqlite:///third.db")
+    assert given["channels"] == "sqlite:///third.db"
+    monkeypatch.delenv("STEPWELL_CHANNELS")
+    assert "--agent, or --channels" in command.fails("serve", code=2)
+    assert "no async function" in command.fails("serve", "--agent", f"{place}:no_agent", code=2)
+    assert "has no nothing" in command.fails("serve", "--agent", f"{place}:nothing", code=2)
+    assert "write module:attribute" in command.fails("serve", "--agent", "answer", code=2)
+    twice = command.fails("serve", "--agent", f"{place}:answer", "--agent", f"{place}:answer", code=2)
+    assert "Two agents are named answer" in twice
 
 
 def test_wrong_options(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,21 +113,49 @@ def test_wrong_options(command: Command, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "pip install 'stepwell[server]'" in command.fails("serve", HOTEL, code=1)
 
 
-def test_a_server(tmp_path: Path) -> None:
+@contextmanager
+def serving(directory: Path, *options: str) -> Generator[tuple[subprocess.Popen[str], str]]:
+    """`stepwell serve` in a process of its own, and its URL."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("STEPWELL_")}
-    argv = [sys.executable, "-m", "stepwell.cli", "serve", str(HOTEL), "--port", "0", "--json", "--models", "offline"]
+    argv = [sys.executable, "-m", "stepwell.cli", "serve", *options, "--port", "0", "--json", "--models", "offline"]
     with subprocess.Popen(
-        argv, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        argv, cwd=directory, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as server:
-        assert server.stdout is not None
-        ready = json.loads(server.stdout.readline())
-        request = urllib.request.Request(
-            f"{ready['url']}/v1/flows/HotelFlow/turns",
-            data=json.dumps({"message": "Hello!"}).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            result = json.load(answer)
+        try:
+            assert server.stdout is not None
+            yield server, json.loads(server.stdout.readline())["url"]
+        finally:
+            server.kill()
+
+
+def post(url: str, body: Any) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return json.load(answer)
+
+
+def test_an_agent_is_served_and_watched(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "an_agent.py").write_text(AGENT)
+    transport = {"event-id": "e-1", "codec-message-id": "m-1"}
+    [said] = UIMessageCodec().encode_input(UIMessageCodec().create_user_message("hi"), transport)
+    with serving(tmp_path, "--agent", "an_agent.py:answer", "--channels", "sqlite:///c.db") as (server, url):
+        message = {"name": said.name, "data": said.data, "extras": said.extras}
+        post(f"{url}/v1/sessions/s1/inputs", {"messages": [message]})
+        run = post(f"{url}/v1/sessions/s1/invocations", {"inputEventId": "e-1", "sessionName": "s1"})
+        with urllib.request.urlopen(f"{url}/v1/sessions/s1/events?history=1", timeout=20) as events:
+            assert any(b"ai-run-end" in line for line in events)
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=30)
+    ran = command("watch", "s1", "--channels", f"sqlite:///{tmp_path / 'c.db'}", "--once", "--json")
+    [snapshot] = ran.lines
+    texts = ["".join(part.get("text", "") for part in one["message"]["parts"]) for one in snapshot["messages"]]
+    assert texts == ["hi", "You said hi."]
+    assert [(one["runId"], one["status"]) for one in snapshot["runs"]] == [(run["runId"], "complete")]
+
+
+def test_a_server(tmp_path: Path) -> None:
+    with serving(tmp_path, str(HOTEL)) as (server, url):
+        result = post(f"{url}/v1/flows/HotelFlow/turns", {"message": "Hello!"})
         assert result["success"]
         assert "welcome to Stepwell Travel" in result["message"]
         server.send_signal(signal.SIGTERM)

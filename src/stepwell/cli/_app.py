@@ -31,7 +31,7 @@ _COMMANDS = {
     "demo": "Book a hotel in the terminal: no key needed, or with a real model.",
     "new": "Create a project with a two-stage flow that passes its own tests.",
     "chat": "Talk to a flow in the terminal.",
-    "serve": "Serve flows over HTTP.",
+    "serve": "Serve flows, and agents on channels, over HTTP.",
     "watch": "Watch a conversation on a channel as it happens.",
     "check": "Find what is wrong with flows before anybody talks to them.",
     "draw": "Draw a flow's stages and the ways between them.",

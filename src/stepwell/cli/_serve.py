@@ -1,17 +1,24 @@
-"""`stepwell serve`: flows over HTTP."""
+"""`stepwell serve`: flows and agents over HTTP."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
-from typing import Annotated
+import re
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 
-from ._options import DEFAULT_STORE, Debug, Json, Models, Store
+from ._options import DEFAULT_CHANNELS, DEFAULT_STORE, Channels, Debug, Json, Models, Store
 from ._terminal import CommandError, Terminal, UsageError
 
 __all__ = ["serve"]
+
+_ORIGIN: Final = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
+
+
+def _at_commas(kind: object, value: str, **_: object) -> list[str]:
+    return [part.strip() for part in value.split(",") if part.strip()]
 
 
 def serve(
@@ -20,6 +27,15 @@ def serve(
     port: Annotated[int, Parameter(env_var="STEPWELL_PORT", help="Port; 0 takes a free one.")] = 8000,
     store: Store = DEFAULT_STORE,
     models: Models = "env",
+    agent: Annotated[
+        list[str] | None,
+        Parameter(
+            name="--agent",
+            negative="",
+            help="An agent on channels: module:function, path/to/file.py:function, or NAME= and that; may be repeated.",
+        ),
+    ] = None,
+    channels: Channels | None = None,
     api_key: Annotated[
         list[str] | None,
         Parameter(
@@ -31,26 +47,46 @@ def serve(
     no_auth: Annotated[
         bool, Parameter(name="--no-auth", negative="", help="Ask for no keys; only on a loopback address.")
     ] = False,
+    cors: Annotated[
+        list[str] | None,
+        Parameter(
+            name="--cors",
+            env_var="STEPWELL_CORS",
+            env_var_split=_at_commas,
+            negative="",
+            help="Origin of pages that may call, as https://host, or *; may be repeated, in the variable with commas.",
+        ),
+    ] = None,
     grace: Annotated[float, Parameter(help="Seconds that running turns get when the server stops.")] = 20.0,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Serve flows over HTTP until it is stopped.
+    """Serve flows, and agents on channels, over HTTP until it is stopped.
+
+    With --agent or --channels it serves conversations on channels: events, inputs, and invocations of the agents.
+    Without agents, others that have the same channels write what is streamed. Turns of flows are not on
+    channels.
 
     Callers send a key as "Authorization: Bearer KEY". Without keys only this machine is answered, on a loopback
     address. On SIGTERM or Ctrl-C running turns get --grace seconds; those still open are left for recovery.
     """
-    if not targets:
-        raise UsageError("Name the flows to serve: module:Flow, path/to/file.py:Flow or a package's directory.")
+    if not (targets or agent or channels):
+        raise UsageError(
+            "Name the flows to serve: module:Flow, path/to/file.py:Flow or a package's directory. Or --agent, or "
+            "--channels."
+        )
     if not 0 <= port <= 65535:
         raise UsageError("--port is a number from 0 to 65535.")
     if grace < 0:
         raise UsageError("--grace is a number of seconds from 0.")
+    if wrong := [origin for origin in cors or () if not _ORIGIN.fullmatch(origin)]:
+        raise UsageError(f"--cors {wrong[0]} is no origin: write it as https://host or https://host:port, or *.")
     if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
         raise CommandError(f"The server needs {' and '.join(missing)}: pip install 'stepwell[server]'.")
-    from ._targets import load_flows, load_providers
+    from ._targets import load_agents, load_flows, load_providers
 
     flows = load_flows(targets)
+    agents = load_agents(agent or ())
     providers = load_providers(models)
     logging.basicConfig(
         level=logging.DEBUG if debug else logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -60,10 +96,11 @@ def serve(
     terminal = Terminal()
 
     def ready(url: str) -> None:
+        names = [flow.id for flow in flows]
         if json:
-            terminal.json({"url": url, "flows": [flow.id for flow in flows]}, indent=0)
+            terminal.json({"url": url, "flows": names, "agents": list(agents)}, indent=0)
         else:
-            terminal.line(f"Serving {', '.join(flow.id for flow in flows)} at {url} (Ctrl-C stops)", "green")
+            terminal.line(f"Serving {', '.join([*names, *agents]) or 'channels'} at {url} (Ctrl-C stops)", "green")
 
     from stepwell.server import serve as run
 
@@ -75,6 +112,9 @@ def serve(
         port=port,
         api_keys=api_key,
         no_auth=no_auth,
+        agents=agents or None,
+        channels=channels or (DEFAULT_CHANNELS if agents else None),
+        cors=cors or (),
         grace=grace,
         ready=ready,
     )

@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -18,7 +18,7 @@ from stepwell.models.providers import Providers
 
 from ._terminal import CommandError, UsageError
 
-__all__ = ["load_flow", "load_flows", "load_providers"]
+__all__ = ["load_agents", "load_flow", "load_flows", "load_providers"]
 
 
 def load_flows(targets: Sequence[str]) -> list[type[Flow]]:
@@ -46,6 +46,26 @@ def load_flow(target: str) -> type[Flow]:
         names = " or ".join(f"{target}:{cls.__name__}" for cls in found)
         raise UsageError(f"{target} has {len(found)} flows: say which one, {names}.")
     return found[0]
+
+
+def load_agents(given: Sequence[str]) -> dict[str, Callable[..., Any]]:
+    """Import agents, each `target:function` or `NAME=target:function`, by name; without one it is the function's.
+
+    Raises:
+        UsageError: A target is no async function, or two have the same name.
+        CommandError: Its code cannot be imported.
+    """
+    found: dict[str, Callable[..., Any]] = {}
+    for one in given:
+        name, _, target = one.rpartition("=")
+        agent = _attribute(target)
+        if not inspect.iscoroutinefunction(agent):
+            raise UsageError(f"{target} is no async function: an agent is one, and gets its run.")
+        name = name or target.rpartition(":")[2]
+        if name in found:
+            raise UsageError(f"Two agents are named {name}: write --agent NAME={target}.")
+        found[name] = agent
+    return found
 
 
 def load_providers(models: str) -> Providers:
