@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 import stepwell.sessions
-from stepwell.errors import InvalidInputError, StoreError
+from stepwell._clock import SystemClock
+from stepwell.errors import InvalidInputError, StoreBusyError, StoreError
 from stepwell.sessions import Commit, MemoryStore, SqliteStore, open_store
+from stepwell.sessions.postgres import PostgresStore
 from stepwell.testing import FakeClock
 from stepwell.testing._store_base import OWNER, make_head
 
@@ -57,7 +59,8 @@ async def test_sqlite_by_relative_and_absolute_path(tmp_path: Path, monkeypatch:
         ("sqlite:///a.db?synchronous=off", "normal or full"),
         ("sqlite:///a.db?synchronous=", "normal or full"),
         ("memory://x", "nothing after it"),
-        ("postgresql://user:secret@host/db", "stepwell[postgres]"),
+        ("postgresql://user:secret@host/db?no-such-option=1", "percent-encoded"),
+        ("postgres://user:secret%zz@host/db", "percent-encoded"),
         ("redis://host", "no such store"),
         ("a.db", "no such store"),
         ("", "no such store"),
@@ -68,9 +71,39 @@ def test_wrong_urls(url: str, why: str, tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(InvalidInputError) as caught:
         open_store(url)
     assert why in str(caught.value)
-    assert "memory://, sqlite:///relative.db" in str(caught.value)
+    assert "memory://, sqlite:///relative.db" in str(caught.value) or url.startswith("postgres")
+    assert caught.value.pointer == "/store"
     assert "secret" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_postgres_waits_for_the_first_call_and_has_the_databases_clock() -> None:
+    store = open_store("postgresql://user@127.0.0.1:1/x", SystemClock())
+    assert isinstance(store, PostgresStore)
+    assert store._clock is None
+    await store.close()
+    clock = FakeClock()
+    store = open_store("postgres://user@127.0.0.1:1/x", clock)
+    assert isinstance(store, PostgresStore)
+    assert store._clock is clock
+    with pytest.raises(StoreBusyError, match="cannot be reached"):
+        await store.load("s")
+    await store.close()
+    await store.close()
+    with pytest.raises(StoreError, match="closed"):
+        await store.load("s")
+    with pytest.raises(InvalidInputError, match="too small"):
+        PostgresStore("postgresql://user@127.0.0.1:1/x", pool_size=0)
+
+
+def test_without_the_extra_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "stepwell.sessions.postgres", raising=False)
+    monkeypatch.delitem(sys.modules, "stepwell._postgres", raising=False)
+    for name in [name for name in sys.modules if name.startswith(("stepwell._postgres.", "psycopg"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(InvalidInputError, match=r"psycopg is not installed: pip install 'stepwell\[postgres\]'"):
+        open_store("postgresql://user:secret@host/db")
 
 
 def test_a_missing_directory(tmp_path: Path) -> None:
@@ -80,8 +113,9 @@ def test_a_missing_directory(tmp_path: Path) -> None:
 
 def test_sqlite_is_loaded_when_it_is_asked_for() -> None:
     code = "import sys, stepwell.sessions as s; print(s.__name__ + '.sqlite' in sys.modules, s.SqliteStore.__name__)"
+    code += "; print('psycopg' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.split() == ["False", "SqliteStore"]
+    assert result.stdout.split() == ["False", "SqliteStore", "False"]
 
 
 def test_the_public_names() -> None:

@@ -17,7 +17,19 @@ import pytest
 from stepwell import _sqlite
 from stepwell._sqlite import Part, Undo, acquire_owner, release_owner
 from stepwell.errors import NewerSchemaError, StaleWriterError, StoreBusyError, StoreDataError, StoreError
-from stepwell.sessions import Commit, JournalRow, Lease, LogEntry, SequenceEntry, SqliteStore, StageRecord, sqlite
+from stepwell.sessions import (
+    Commit,
+    DueSession,
+    JournalRow,
+    Lease,
+    LogEntry,
+    SequenceEntry,
+    SqliteStore,
+    StageRecord,
+    encode_head,
+    sqlite,
+)
+from stepwell.sessions.sqlite import PART
 from stepwell.testing._store_base import OTHER, OWNER, TTL, make_head, make_row
 
 pytestmark = pytest.mark.anyio
@@ -113,7 +125,7 @@ class TestFiles:
         connection.execute("PRAGMA user_version=7")
         connection.close()
         before = path.read_bytes()
-        with pytest.raises(NewerSchemaError, match="version 7, this Stepwell knows up to 1"):
+        with pytest.raises(NewerSchemaError, match="version 7, this Stepwell knows up to 2"):
             SqliteStore(path)
         assert path.read_bytes() == before
 
@@ -226,11 +238,32 @@ class TestOwners:
             rows = cursor.execute("SELECT a, b FROM channel").fetchall()
             return rows, cursor.execute("PRAGMA user_version").fetchone()[0]
 
-        assert await owner.read(look) == ([(1, 2)], 0x0201)
+        assert await owner.read(look) == ([(1, 2)], 0x0202)
         await create(store)
         await release_owner(owner)
         await release_owner(owner)
         assert (await store.load("s"))[0].revision == 1
+
+    async def test_a_file_of_the_first_version_is_brought_up_to_date(self, path: Path) -> None:
+        owner = acquire_owner(path, Part("session", 0, PART.migrations[:1]))
+
+        def fill(cursor: sqlite3.Cursor) -> None:
+            head = encode_head(make_head("old", turn=True, status="suspended"))
+            cursor.execute("INSERT INTO head VALUES(1, 3, 2, 'Flow', '[]', ?)", (head,))
+            cursor.execute("INSERT INTO session VALUES('old', 1, 7, 2, 2, 'dead', 1.0)")
+
+        await owner.write(fill)
+        await release_owner(owner)
+        store = SqliteStore(path)
+        assert await store.due() == [DueSession("old", "dead", 1.0)]
+        taken = await store.acquire("old", "me", ttl=10)
+        assert (taken.revision, taken.lease.epoch, taken.lease.incarnation) == (3, 3, "1.7")
+        head = make_head("old", turn=True, status="suspended")
+        assert head.turn is not None
+        head.turn.expires = 5.0
+        assert await store.save(taken.lease, Commit(head=head, release=True), 3) == 4
+        assert await store.due() == [DueSession("old", "", 5.0)]
+        await store.close()
 
     async def test_a_file_that_cannot_be_migrated_is_closed_again(self, path: Path) -> None:
         with pytest.raises(StoreError, match="syntax error"):

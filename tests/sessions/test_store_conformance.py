@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from stepwell.errors import StoreBusyError, StoreError, UnknownSessionError
 from stepwell.sessions import Commit, MemoryStore, SessionStore, SqliteStore, open_store
+from stepwell.sessions.postgres import PostgresStore
 from stepwell.testing import SessionStoreConformance, SessionStoreProcessConformance
 from stepwell.testing._store_base import make_head, raises
 from stepwell.testing._store_processes import count_up, write_until_killed
@@ -44,6 +46,47 @@ class TestSqliteNormal(SessionStoreConformance):
 
 class TestSqliteFull(TestSqliteNormal):
     synchronous = "full"
+
+
+class TestPostgres(SessionStoreConformance):
+    @pytest.fixture
+    async def store(self, postgres_database: str) -> AsyncIterator[SessionStore]:
+        self.url = postgres_database
+        store = PostgresStore(postgres_database, clock=self.clock)
+        yield store
+        await store.close()
+
+    async def stored_bytes(self, store: SessionStore) -> int | None:
+        """Of all rows: files grow by pages, and are vacuumed when the server likes."""
+        tables = ("stepwell_session", "stepwell_session_line", "stepwell_session_inbox", "stepwell_session_journal")
+        with psycopg.connect(self.url) as connection:
+            return sum(
+                connection.execute(
+                    psycopg.sql.SQL("SELECT coalesce(sum(pg_column_size(t.*)), 0) FROM {} t").format(
+                        psycopg.sql.Identifier(table)
+                    )
+                ).fetchone()[0]
+                for table in tables
+            )
+
+
+class TestPostgresOneConnection(TestPostgres):
+    """Nothing waits for a second connection while it has one."""
+
+    growth_turns = 40
+
+    @pytest.fixture
+    async def store(self, postgres_database: str) -> AsyncIterator[SessionStore]:
+        self.url = postgres_database
+        store = PostgresStore(postgres_database, clock=self.clock, pool_size=1)
+        yield store
+        await store.close()
+
+
+class TestPostgresProcesses(SessionStoreProcessConformance):
+    @pytest.fixture
+    def store_url(self, postgres_database: str) -> str:
+        return postgres_database
 
 
 class TestSqliteProcesses(SessionStoreProcessConformance):

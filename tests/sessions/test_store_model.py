@@ -34,6 +34,7 @@ from stepwell.sessions import (
     SessionStore,
     SqliteStore,
 )
+from stepwell.sessions.postgres import PostgresStore
 from stepwell.testing import FakeClock
 from stepwell.testing._store_base import make_head, make_row
 
@@ -70,6 +71,8 @@ def commits(draw: st.DrawFn) -> Commit:
         status=draw(st.sampled_from(["running", "suspended", "completed"])),
         flow=draw(st.sampled_from(["F", "G"])),
     )
+    if head.turn is not None:
+        head.turn.expires = draw(st.none() | st.sampled_from([0.5, FakeClock.START + 20.0, 1e12]))
     return Commit(
         head=head,
         messages=draw(st.lists(st.builds(make_row, st.integers(0, 12), st.text(max_size=3), NAMES), max_size=3)),
@@ -313,8 +316,9 @@ class StoreMachine(RuleBasedStateMachine):
             if row.head.turn is None:
                 continue
             if row.owner is None:
-                if row.head.status != "suspended":
-                    found.append(DueSession(session, "", 0.0))
+                until = row.head.turn.expires if row.head.status == "suspended" else 0.0
+                if until is not None and until <= self.clock.time():
+                    found.append(DueSession(session, "", until))
             elif row.expires <= self.clock.time():
                 found.append(DueSession(session, row.owner, row.expires))
         return sorted(found, key=lambda each: (each.expires, each.session))
@@ -346,6 +350,23 @@ class SqliteFullMachine(SqliteMachine):
     full = True
 
 
+class PostgresMachine(StoreMachine):
+    url: ClassVar[str]
+
+    def open(self) -> SessionStore:
+        return PostgresStore(self.url, clock=self.clock)
+
+    def reopen(self) -> None:
+        self.runner.run(self.store.close())
+        self.store = self.open()
+
+    def teardown(self) -> None:
+        if hasattr(self, "runner"):
+            for session in self.rows:
+                self.call(self.store.delete(session))
+        super().teardown()
+
+
 # No database of examples: what fails is printed, and nothing is written beside the tests. No explain phase: it traces
 # every line, which takes minutes.
 SETTINGS = settings(
@@ -360,6 +381,14 @@ MemoryMachine.TestCase.settings = settings(SETTINGS, max_examples=40)
 SqliteMachine.TestCase.settings = SETTINGS
 SqliteFullMachine.TestCase.settings = settings(SETTINGS, max_examples=8)
 
+PostgresMachine.TestCase.settings = settings(SETTINGS, max_examples=15)
+
 TestMemoryModel = MemoryMachine.TestCase
 TestSqliteModel = SqliteMachine.TestCase
 TestSqliteFullModel = SqliteFullMachine.TestCase
+
+
+class TestPostgresModel(PostgresMachine.TestCase):
+    @pytest.fixture(autouse=True)
+    def database(self, postgres_database: str) -> None:
+        PostgresMachine.url = postgres_database

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, Literal
 from urllib.parse import parse_qsl, unquote
 
-from stepwell._clock import Clock
+from stepwell._clock import Clock, SystemClock
 from stepwell.errors import InvalidInputError
 
 from .memory import MemoryStore
@@ -13,7 +13,9 @@ from .store import SessionStore
 
 __all__ = ["open_store"]
 
-SCHEMES: Final = "memory://, sqlite:///relative.db, sqlite:////absolute/path.db?synchronous=full"
+SCHEMES: Final = (
+    "memory://, sqlite:///relative.db, sqlite:////absolute/path.db?synchronous=full, postgresql://user@host/database"
+)
 
 
 def open_store(url: str | SessionStore, clock: Clock | None = None) -> SessionStore:
@@ -22,13 +24,15 @@ def open_store(url: str | SessionStore, clock: Clock | None = None) -> SessionSt
     * `memory://`: in this process, gone with it.
     * `sqlite:///relative.db`, `sqlite:////absolute/path.db`: a file. `?synchronous=full` makes every commit survive a
       power loss; the default, `normal`, makes it survive the process (effects survive both, always).
+    * `postgresql://...`: see `stepwell.sessions.postgres.PostgresStore`; extra `stepwell[postgres]`.
 
     Args:
         url: See above. The path may be percent-encoded.
-        clock: Decides when leases run out; the machine's without one.
+        clock: Decides when leases run out. Without one, and with the machine's own, it is the machine's, or the
+            server's where the store is on one.
 
     Raises:
-        InvalidInputError: There is no such store, or the URL is wrong; says what there is.
+        InvalidInputError: There is no such store, or the URL is wrong; says what there is. Or an extra is missing.
         StoreError: The file cannot be opened; `StoreDataError` when it is not a database of Stepwell's.
         NewerSchemaError: The file was written by a newer Stepwell.
     """
@@ -45,7 +49,12 @@ def open_store(url: str | SessionStore, clock: Clock | None = None) -> SessionSt
 
         return SqliteStore(path, synchronous=synchronous, clock=clock)
     if separator and scheme in ("postgresql", "postgres"):
-        raise _wrong("the PostgreSQL store will come with the extra stepwell[postgres]; this version does not have it")
+        try:
+            from .postgres import PostgresStore
+        except ModuleNotFoundError as error:
+            raise _wrong(f"{error.name} is not installed: pip install 'stepwell[postgres]'") from error
+        # Processes on many machines: only the database's clock is the same for all.
+        return PostgresStore(url, clock=None if isinstance(clock, SystemClock) else clock)
     raise _wrong("there is no such store")
 
 

@@ -21,7 +21,8 @@ from stepwell.errors import (
     UnknownSessionError,
 )
 
-from .document import LogEntry, SessionHead, SessionSummary, decode_head
+from .document import LogEntry, SessionHead, SessionStatus, SessionSummary, decode_head
+from .store import Commit, InboxKind, InboxState, JournalState
 
 MAX_POSITION: Final = (1 << 22) - 1
 """The last position of a namespace. No conversation comes near; it leaves room in a row's number for the rest."""
@@ -29,6 +30,12 @@ MAX_POSITION: Final = (1 << 22) - 1
 TURN_NONE: Final = 0
 TURN_OPEN: Final = 1
 TURN_SUSPENDED: Final = 2
+
+# Numbers in databases are places in these: they are only ever added to.
+STATUSES: Final[tuple[SessionStatus, ...]] = ("running", "completed", "suspended", "aborted")
+KINDS: Final[tuple[InboxKind, ...]] = ("input", "steer", "answer", "cancel")
+STATES: Final[tuple[InboxState, ...]] = ("new", "taken", "done")
+JOURNAL_STATES: Final[tuple[JournalState, ...]] = ("intent", "done", "refused", "unknown")
 
 _ATOMS: Final = frozenset[type]({str, bool, type(None)})
 _TEXT: Final = frozenset[type]({str})
@@ -147,6 +154,54 @@ def turn_state(head: SessionHead) -> int:
     if head.turn is None:
         return TURN_NONE
     return TURN_SUSPENDED if head.status == "suspended" else TURN_OPEN
+
+
+def wake_at(head: SessionHead) -> float | None:
+    """When a suspended turn is due though nobody holds the session."""
+    turn = head.turn
+    return turn.expires if turn is not None and head.status == "suspended" else None
+
+
+def status_number(status: str | None) -> int | None:
+    """Number of a status in a database, None for None; -1, which no session has, for one that there is not."""
+    return None if status is None else STATUSES.index(status) if status in STATUSES else -1
+
+
+def incarnation_of(key: int, number: int) -> str:
+    """An incarnation: the session's number in the database, and a random one."""
+    return f"{key}.{number}"
+
+
+def parse_incarnation(incarnation: str) -> tuple[int, int]:
+    """Key and random number of an incarnation; what another store made matches nothing."""
+    key, _, number = incarnation.partition(".")
+    try:
+        return int(key), int(number)
+    except ValueError:
+        return -1, -1
+
+
+class Changes:
+    """A commit, checked and encoded before its transaction begins, so that nothing but the database can fail in it."""
+
+    __slots__ = ("commit", "head", "log", "status", "turn", "wake")
+
+    def __init__(self, commit: Commit) -> None:
+        head = commit.head
+        self.commit = commit
+        self.head = head_bytes(head)
+        self.status = STATUSES.index(head.status)
+        self.turn = turn_state(head)
+        self.wake = wake_at(head)
+        self.log = [log_bytes(entry) for entry in commit.log]
+        for message in commit.messages:
+            check_position(head.id, text_checked(message.ns, "namespace"), message.position)
+        for entry in commit.sequence:
+            text_checked(entry.stage, "stage")
+        for row in commit.inbox:
+            text_checked(row.key, "inbox key")
+        for row in commit.journal:
+            text_checked(row.key, "journal key")
 
 
 def _plain(value: Any, depth: int) -> bool:

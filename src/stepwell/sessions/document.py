@@ -125,6 +125,8 @@ class TurnRecord(msgspec.Struct, omit_defaults=True):
         hops: Logic steps run in a row.
         tokens: Tokens spent in this turn, as far as known.
         usage: The turn's usage by `provider:name`.
+        expires: When a suspended turn stops waiting, Unix time in seconds: the first expiry of what it waits for. Then
+            `SessionStore.due` lists it. Without one it waits until it is answered.
     """
 
     run: str
@@ -136,6 +138,7 @@ class TurnRecord(msgspec.Struct, omit_defaults=True):
     hops: int = 0
     tokens: int = 0
     usage: dict[str, ModelUsage] = msgspec.field(default_factory=dict[str, ModelUsage])
+    expires: float | None = None
 
 
 class SessionHead(msgspec.Struct, omit_defaults=True):

@@ -26,6 +26,7 @@ from ._rows import (
     text_checked,
     turn_state,
     unknown,
+    wake_at,
 )
 from .document import LogEntry, SequenceEntry, SessionHead, SessionSummary
 from .store import Acquired, Commit, DueSession, InboxRow, InboxUpdate, JournalRow, Lease, StoredMessage
@@ -50,6 +51,7 @@ class _Session:
         "revision",
         "sequence",
         "turn",
+        "wake",
     )
 
     def __init__(self, number: int) -> None:
@@ -61,6 +63,7 @@ class _Session:
         self.owner: str | None = None
         self.expires = 0.0
         self.turn = TURN_NONE
+        self.wake: float | None = None
         self.messages: dict[tuple[str, int], bytes] = {}  # by namespace and position
         self.sequence: list[SequenceEntry] = []
         self.log: list[bytes] = []
@@ -197,10 +200,10 @@ class MemoryStore:
         rows: list[DueSession] = []
         for session in self._candidates:
             found = self._sessions[session]
-            if found.owner is None:
-                rows.append(DueSession(session, "", 0.0))
-            elif found.expires <= now:
-                rows.append(DueSession(session, found.owner, found.expires))
+            idle = 0.0 if found.turn == TURN_OPEN else found.wake
+            at = idle if found.owner is None else found.expires
+            if at is not None and at <= now:
+                rows.append(DueSession(session, found.owner or "", at))
         return sorted(rows, key=lambda row: (row.expires, row.session))[:limit]
 
     async def delete(self, session: str) -> bool:
@@ -255,7 +258,7 @@ class MemoryStore:
 
     def _give_up(self, session: str, found: _Session) -> None:
         found.owner, found.expires = None, 0.0
-        if found.turn != TURN_OPEN:  # a suspended turn that nobody holds waits for its answer
+        if found.turn != TURN_OPEN and found.wake is None:  # one that nobody holds waits for its answer, for ever
             self._candidates.pop(session, None)
 
     def _apply(self, session: str, found: _Session, commit: Commit) -> None:
@@ -295,6 +298,7 @@ class MemoryStore:
         found.head = data
         found.revision += 1
         turn = found.turn = turn_state(head)
+        found.wake = wake_at(head)
         if turn != TURN_NONE:
             self._candidates[session] = None
         elif session in self._candidates:

@@ -18,37 +18,28 @@ from stepwell.errors import StoreDataError, StoreError
 from stepwell.messages import decode_message
 
 from ._rows import (
+    JOURNAL_STATES,
+    KINDS,
     MAX_POSITION,
-    check_position,
+    STATES,
+    Changes,
     conflict,
     exists,
-    head_bytes,
     head_from,
     held,
-    log_bytes,
+    incarnation_of,
     log_from,
     number_of,
+    parse_incarnation,
     stale,
+    status_number,
     summary_from,
     taken,
     text_checked,
-    turn_state,
     unknown,
 )
 from .document import LogEntry, SequenceEntry, SessionHead, SessionSummary
-from .store import (
-    Acquired,
-    Commit,
-    DueSession,
-    InboxKind,
-    InboxRow,
-    InboxState,
-    InboxUpdate,
-    JournalRow,
-    JournalState,
-    Lease,
-    StoredMessage,
-)
+from .store import Acquired, Commit, DueSession, InboxRow, InboxUpdate, JournalRow, Lease, StoredMessage
 
 __all__ = ["SqliteStore"]
 
@@ -60,7 +51,6 @@ SCHEMA_1: Final = (
     """CREATE TABLE session(
         id TEXT PRIMARY KEY, key INTEGER NOT NULL, inc INTEGER NOT NULL, epoch INTEGER NOT NULL,
         turn INTEGER NOT NULL, owner TEXT, expires REAL) WITHOUT ROWID""",
-    # Holds only what may become due, so it is empty but for the sessions that are at work.
     """CREATE INDEX session_due ON session(turn)
         WHERE turn = 1 OR (turn = 2 AND owner IS NOT NULL)""",
     # `names`: namespaces and stages by index, as a JSON list; rows refer to them by number.
@@ -79,7 +69,15 @@ SCHEMA_1: Final = (
         PRIMARY KEY(key, name)) WITHOUT ROWID""",
 )
 
-PART: Final = Part("session", 0, (SCHEMA_1,))
+SCHEMA_2: Final = (
+    "ALTER TABLE session ADD COLUMN wake REAL",
+    "DROP INDEX session_due",
+    # Holds only what may become due, so it is empty but for the sessions that are at work, or wait with an end.
+    """CREATE INDEX session_due ON session(turn)
+        WHERE turn = 1 OR (turn = 2 AND (owner IS NOT NULL OR wake IS NOT NULL))""",
+)
+
+PART: Final = Part("session", 0, (SCHEMA_1, SCHEMA_2))
 
 # A line's rowid is session (28 bits), stream (13), position (22): one B-tree without an index, in which a session's
 # rows lie together and a stream's in order. Rows in a table with a composed primary key and no rowid would spill every
@@ -92,13 +90,8 @@ LOG: Final = 1
 FIRST_NAMESPACE: Final = 2
 MAX_NAMES: Final = (1 << STREAM_BITS) - FIRST_NAMESPACE
 
-STATUSES: Final = ("running", "completed", "suspended", "aborted")
-KINDS: Final[tuple[InboxKind, ...]] = ("input", "steer", "answer", "cancel")
-STATES: Final[tuple[InboxState, ...]] = ("new", "taken", "done")
-JOURNAL_STATES: Final[tuple[JournalState, ...]] = ("intent", "done", "refused", "unknown")
-
 SAVE: Final = """UPDATE head SET rev = rev + 1, status = ?, flow = ?, data = ? WHERE key = ? AND rev = ?
-    AND EXISTS (SELECT 1 FROM session WHERE id = ? AND key = ? AND inc = ? AND epoch = ? AND turn = ?
+    AND EXISTS (SELECT 1 FROM session WHERE id = ? AND key = ? AND inc = ? AND epoch = ? AND turn = ? AND wake IS ?
                 AND owner IS NOT NULL)"""
 REVISION: Final = """SELECT h.rev FROM session s JOIN head h ON h.key = s.key
     WHERE s.id = ? AND s.key = ? AND s.inc = ? AND s.epoch = ? AND s.owner IS NOT NULL"""
@@ -113,9 +106,10 @@ DELETE: Final = (
     "DELETE FROM inbox WHERE key = ?",
     "DELETE FROM journal WHERE key = ?",
 )
-DUE: Final = """SELECT id, owner, expires FROM session
-    WHERE (turn = 1 OR (turn = 2 AND owner IS NOT NULL)) AND (owner IS NULL OR expires <= ?)
-    ORDER BY coalesce(expires, 0), id LIMIT ?"""
+DUE: Final = """SELECT id, owner, at FROM (
+        SELECT id, owner, CASE WHEN owner IS NOT NULL THEN expires WHEN turn = 1 THEN 0.0 ELSE wake END AS at
+        FROM session WHERE turn = 1 OR (turn = 2 AND (owner IS NOT NULL OR wake IS NOT NULL)))
+    WHERE at <= ? ORDER BY at, id LIMIT ?"""
 
 INBOX_GET: Final = "SELECT name, kind, state, payload, result FROM inbox WHERE key = ? AND name = ?"
 INBOX_ALL: Final = "SELECT name, kind, state, payload, result FROM inbox WHERE key = ? ORDER BY n"
@@ -144,27 +138,15 @@ _line_decoder: Final = msgspec.json.Decoder(_SequenceLine)
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class _Changes:
-    """A commit, encoded before its transaction begins, so that nothing can fail in it but SQLite itself."""
+class _Changes(Changes):
+    """A commit, with the names that its rows refer to by number."""
 
-    __slots__ = ("commit", "head", "log", "names", "status", "turn")
+    __slots__ = ("names",)
 
     def __init__(self, commit: Commit) -> None:
-        self.commit = commit
-        self.head = head_bytes(commit.head)
-        self.status = STATUSES.index(commit.head.status)
-        self.turn = turn_state(commit.head)
-        self.log = [log_bytes(entry) for entry in commit.log]
-        names: dict[str, None] = {}
-        for message in commit.messages:
-            names[text_checked(message.ns, "namespace")] = None
-            check_position(commit.head.id, message.ns, message.position)
-        for entry in commit.sequence:
-            names[text_checked(entry.stage, "stage")] = None
-        for row in commit.inbox:
-            text_checked(row.key, "inbox key")
-        for row in commit.journal:
-            text_checked(row.key, "journal key")
+        super().__init__(commit)
+        names = {message.ns: None for message in commit.messages}
+        names |= {entry.stage: None for entry in commit.sequence}
         self.names = list(names)
         if len(names) > MAX_NAMES:
             raise _too_many_names(commit.head.id)
@@ -232,13 +214,14 @@ class SqliteStore:
             if key >> SESSION_BITS:
                 raise Undo(StoreError(f"{self.path} cannot hold more sessions: use another file."))
             lease = (None, None) if commit.release else (owner, expires)
-            cursor.execute("INSERT INTO session VALUES(?, ?, ?, 1, ?, ?, ?)", (session, key, inc, changes.turn, *lease))
+            new = (session, key, inc, changes.turn, *lease, changes.wake)
+            cursor.execute("INSERT INTO session VALUES(?, ?, ?, 1, ?, ?, ?, ?)", new)
             _append(cursor, session, key, names, changes)
             return key, _open_rows(cursor, key) if commit.inbox else ()
 
         names = {name: index for index, name in enumerate(changes.names)}
         key, inbox = await self._write(job, aside=changes.large)
-        incarnation = f"{key}.{inc}"
+        incarnation = incarnation_of(key, inc)
         self._remember(incarnation, names)
         return Acquired(Lease(session, incarnation, 1, owner, expires), 1, None, inbox)
 
@@ -255,7 +238,7 @@ class SqliteStore:
         """See `SessionStore.acquire`."""
         _storable(session)
         text_checked(owner, "owner")
-        known_inc = -1 if known_incarnation is None else _parse(known_incarnation)[1]
+        known_inc = -1 if known_incarnation is None else parse_incarnation(known_incarnation)[1]
 
         def job(cursor: Cursor) -> tuple[Lease, int, bytes | None, Sequence[InboxRow]]:
             now = self._clock.time()
@@ -270,7 +253,7 @@ class SqliteStore:
             key, inc, epoch, holder, until, revision, data = row
             if holder is not None and holder not in (owner, supersede) and until > now:
                 raise held(session, holder, until)
-            lease = Lease(session, f"{key}.{inc}", epoch + 1, owner, now + ttl)
+            lease = Lease(session, incarnation_of(key, inc), epoch + 1, owner, now + ttl)
             cursor.execute(
                 "UPDATE session SET epoch = ?, owner = ?, expires = ? WHERE id = ?",
                 (lease.epoch, owner, lease.expires, session),
@@ -313,10 +296,11 @@ class SqliteStore:
         def job(cursor: Cursor) -> dict[str, int] | None:
             # One statement where nothing but the head changes, which is nearly always: the session's own row is
             # written only when a turn begins, ends or is suspended, and when the lease is given up.
-            if cursor.execute(SAVE, (*head, expected_revision, *guard, changes.turn)).rowcount == 0:
+            if cursor.execute(SAVE, (*head, expected_revision, *guard, changes.turn, changes.wake)).rowcount == 0:
                 self._check(cursor, lease, guard, expected_revision)
                 cursor.execute("UPDATE head SET rev = rev + 1, status = ?, flow = ?, data = ? WHERE key = ?", head)
-                cursor.execute("UPDATE session SET turn = ? WHERE id = ?", (changes.turn, session))
+                sql = "UPDATE session SET turn = ?, wake = ? WHERE id = ?"
+                cursor.execute(sql, (changes.turn, changes.wake, session))
             if commit.release:
                 cursor.execute("UPDATE session SET owner = NULL, expires = NULL WHERE id = ?", (session,))
             names = known
@@ -351,7 +335,7 @@ class SqliteStore:
         if row is None:
             raise unknown(session)
         key, inc, epoch, owner, expires, revision, data = row
-        lease = None if owner is None else Lease(session, f"{key}.{inc}", epoch, owner, expires)
+        lease = None if owner is None else Lease(session, incarnation_of(key, inc), epoch, owner, expires)
         return head_from(data, session, revision), lease
 
     async def load_messages(
@@ -461,11 +445,11 @@ class SqliteStore:
         """See `SessionStore.due`."""
         now = self._clock.time()
 
-        def job(cursor: Cursor) -> list[tuple[str, str | None, float | None]]:
+        def job(cursor: Cursor) -> list[tuple[str, str | None, float]]:
             return cursor.execute(DUE, (now, limit)).fetchall()
 
         rows = await self._read(job, aside=True)
-        return [DueSession(session, owner or "", expires or 0.0) for session, owner, expires in rows]
+        return [DueSession(session, owner or "", at) for session, owner, at in rows]
 
     async def delete(self, session: str) -> bool:
         """See `SessionStore.delete`."""
@@ -494,7 +478,7 @@ class SqliteStore:
     ) -> tuple[list[SessionSummary], str | None]:
         """See `SessionStore.list`."""
         before = (1 << 62) if after is None else number_of(after)
-        number = None if status is None else STATUSES.index(status) if status in STATUSES else -1
+        number = status_number(status)
 
         def job(cursor: Cursor) -> list[tuple[int, SessionSummary]]:
             rows = cursor.execute(LIST, (before, flow, flow, number, number, limit + 1)).fetchall()
@@ -537,19 +521,10 @@ def _base(key: int, stream: int) -> int:
     return (key << STREAM_BITS | stream) << POSITION_BITS
 
 
-def _parse(incarnation: str) -> tuple[int, int]:
-    """Key and random number of an incarnation; what another store made matches nothing."""
-    key, _, inc = incarnation.partition(".")
-    try:
-        return int(key), int(inc)
-    except ValueError:
-        return -1, -1
-
-
 def _guard(lease: Lease) -> tuple[str, int, int, int]:
     if not is_text_clean(lease.session):
         raise stale(lease.session, lease.epoch)
-    return lease.session, *_parse(lease.incarnation), lease.epoch
+    return lease.session, *parse_incarnation(lease.incarnation), lease.epoch
 
 
 def _storable(session: str) -> None:

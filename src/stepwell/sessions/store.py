@@ -137,7 +137,13 @@ class Acquired(msgspec.Struct, frozen=True):
 
 
 class DueSession(msgspec.Struct, frozen=True):
-    """A session that needs somebody, see `SessionStore.due`. Without a lease `owner` is empty and `expires` 0."""
+    """A session that needs somebody, see `SessionStore.due`.
+
+    Attributes:
+        session: Session id.
+        owner: Who held it last; empty without a lease.
+        expires: When the lease ran out, or the suspension; 0 for a turn that was given up.
+    """
 
     session: str
     owner: str
@@ -263,8 +269,9 @@ class SessionStore(Protocol):
     async def due(self, *, limit: int = 100) -> list[DueSession]:
         """List sessions that need somebody, longest waiting first.
 
-        These are: a turn is open and its lease has run out or was given up; or a turn is suspended and its lease has
-        run out (its owner died; a suspended session that was released waits for its answer and is not due).
+        These are: a turn is open and its lease has run out or was given up; a turn is suspended and its lease has run
+        out (its owner died); or a turn is suspended, nobody holds it, and it has waited until `TurnRecord.expires` (one
+        without that waits for its answer and is not due).
         """
         ...
 

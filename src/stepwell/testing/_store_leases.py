@@ -180,6 +180,52 @@ class LeaseTests(StoreSuite):
         await store.save(lease, Commit(head=make_head(turn=True), release=True), 2)
         assert [row.session for row in await store.due()] == ["s"]
 
+    async def test_a_suspended_session_is_due_when_it_has_waited_long_enough(self, store: SessionStore) -> None:
+        now = (await create_session(store, "clock")).expires - TTL
+
+        def waiting(session: str, seconds: float | None, status: str = "suspended") -> Commit:
+            head = make_head(session, turn=True, status=status)
+            assert head.turn is not None
+            head.turn.expires = None if seconds is None else now + seconds
+            return Commit(head=head, release=True)
+
+        for session, seconds in (("late", 30.0), ("soon", 20.0), ("ever", None)):
+            lease = await create_session(store, session, turn=True)
+            await store.save(lease, waiting(session, seconds), 1)
+        await store.create(waiting("imported", 25.0), owner=OWNER, ttl=TTL)
+        assert (await store.load("late"))[0].turn == waiting("late", 30.0).head.turn
+        assert await store.due() == []
+        await self.advance(27)
+        assert await store.due() == [DueSession("soon", "", now + 20.0), DueSession("imported", "", now + 25.0)]
+        assert [row.session for row in await store.due(limit=1)] == ["soon"]
+        # Somebody looks after it, and waits for longer; and an answer ends the waiting.
+        lease = (await store.acquire("soon", OTHER, ttl=TTL)).lease
+        assert [row.session for row in await store.due()] == ["imported"]
+        await store.save(lease, waiting("soon", 40.0), 2)
+        lease = (await store.acquire("imported", OTHER, ttl=TTL)).lease
+        await store.save(lease, Commit(head=make_head("imported", turn=True)), 1)
+        assert await store.due() == []
+        await self.advance(10)
+        assert [row.session for row in await store.due()] == ["late"]
+        # A lease that ran out is reported as that, whenever the suspension ends.
+        lease = (await store.acquire("late", OTHER, ttl=TTL)).lease
+        await self.advance(TTL + 1)
+        assert [(row.session, row.owner) for row in await store.due()] == [
+            ("soon", ""),
+            ("imported", OTHER),
+            ("late", OTHER),
+        ]
+        await store.release(lease)
+        assert [(row.session, row.owner) for row in await store.due()] == [
+            ("late", ""),
+            ("soon", ""),
+            ("imported", OTHER),
+        ]
+        await store.delete("soon")
+        lease = (await store.acquire("late", OTHER, ttl=TTL)).lease
+        await store.save(lease, Commit(head=make_head("late", status="suspended"), release=True), 2)  # no turn: over
+        assert [row.session for row in await store.due()] == ["imported"]
+
     async def test_list_pages_through_all_sessions(self, store: SessionStore) -> None:
         for n in range(7):
             flow, status = ("Odd" if n % 2 else "Even"), ("completed" if n > 4 else "running")
