@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench.backends import Backends
+from bench.channels import BENCHES as CHANNEL_MEASUREMENTS
+from bench.progress import progress_of
 
 HERE = Path(__file__).parent
 HARNESS = HERE / "peers"
@@ -37,7 +40,8 @@ OURS: dict[str, dict[str, str]] = {"bare": {}, "stepwell": {}, "stepwell_cold": 
 """What runs in this environment; the same adapter may run in several configurations."""
 
 BENCHES = ("import", "one_turn", "conv3", "stream", "persist", "growth", "fanout", "alloc")
-DEFAULT_BENCHES = ("import", "one_turn", "conv3", "stream", "persist", "growth")
+CHANNEL_BENCHES = tuple(CHANNEL_MEASUREMENTS)
+DEFAULT_BENCHES = ("import", "one_turn", "conv3", "stream", "persist", "growth", *CHANNEL_BENCHES)
 ONCE = ("growth", "alloc")
 """Measured once for peers: a thousand turns take minutes there."""
 
@@ -55,6 +59,7 @@ class Plan:
     peers: list[str]
     benches: list[str]
     runs: int
+    backends: Backends
 
     @property
     def steps(self) -> list[tuple[int, str, str]]:
@@ -63,10 +68,11 @@ class Plan:
             (run, bench, subject)
             for run in range(self.runs)
             for bench in self.benches
-            for subject in (*OURS, *self.peers)
+            for subject in (self.backends.names if bench in CHANNEL_BENCHES else (*OURS, *self.peers))
             if not (subject == "stepwell_cold" and bench not in COLD_MATTERS)
             and not (bench == "import" and subject != "stepwell")
             and not (run and bench in ONCE and subject in PEERS)
+            and not (bench == "turn_bytes" and subject != "sqlite")
         ]
 
 
@@ -110,21 +116,16 @@ def describe(peers: list[str]) -> Result:
 def measure(plan: Plan, console: Console) -> list[Result]:
     """Every step of the plan, one JSON object each; an error is a result too."""
     results: list[Result] = []
-    progress = Progress(
-        TextColumn("[progress.description]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with progress:
+    with progress_of(console) as progress:
         task = progress.add_task("", total=len(plan.steps))
         for run, bench, subject in plan.steps:
             progress.update(task, description=f"run {run + 1}: {bench}, {subject}")
             began = time.perf_counter()
-            result = _imports() if bench == "import" else _harness(subject, bench)
+            if bench in CHANNEL_BENCHES:
+                with plan.backends.fresh(subject) as url:
+                    result = _run([sys.executable, "-m", "bench.channels", bench, url], HERE.parent, {})
+            else:
+                result = _imports() if bench == "import" else _harness(subject, bench)
             result.update(peer=subject, bench=bench, run=run, took=round(time.perf_counter() - began, 1))
             results.append(result)
             if not console.is_terminal or "error" in result:
@@ -136,11 +137,15 @@ def measure(plan: Plan, console: Console) -> list[Result]:
 def _harness(subject: str, bench: str) -> Result:
     python = sys.executable if subject in OURS else _python(PEERS[subject][0])
     adapter = "stepwell" if subject.startswith("stepwell") else subject
-    env = {**os.environ, **OURS.get(subject, {}), "OTEL_SDK_DISABLED": "true", "LANGSMITH_TRACING": "false"}
+    return _run([python, str(HARNESS / "harness.py"), adapter, bench], HARNESS, OURS.get(subject, {}))
+
+
+def _run(command: list[str], directory: Path, more: dict[str, str]) -> Result:
+    """The last object that a process prints."""
+    env = {**os.environ, **more, "OTEL_SDK_DISABLED": "true", "LANGSMITH_TRACING": "false"}
     env.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [python, str(HARNESS / "harness.py"), adapter, bench]
     try:
-        done = subprocess.run(command, env=env, cwd=HARNESS, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(command, env=env, cwd=directory, capture_output=True, text=True, timeout=300, check=False)
     except subprocess.TimeoutExpired:
         return {"error": "took more than 300 s"}
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -185,5 +190,9 @@ def _cpu() -> str:
 
 
 def _short(result: Result) -> str:
-    keys = ("error", "missing", "import_ms", "per_token_net_us", "p50_us", "bytes_per_session", "turn_us", "stored")
+    keys = (
+        *("error", "missing", "import_ms", "per_token_net_us", "p50_us", "bytes_per_session", "turn_us", "stored"),
+        *("appends_1", "appends_50", "latency_p50_ms", "latency_p99_ms", "stored_us", "view_us", "view_each_us"),
+        *("join_ms", "first_ms", "client_kb", "agent_kb", "turn_bytes"),
+    )
     return ", ".join(f"{key} {result[key]}" for key in keys if key in result)
