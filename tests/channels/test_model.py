@@ -1,12 +1,16 @@
-"""The model of `channel_model` on the channels that need no server."""
+"""The model of `channel_model` on every backend that has what it asks for: all but Ably, which has no fence."""
 
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from channel_model import ChannelMachine
 from stepwell.channels import MemoryChannels
+from stepwell.channels.postgres import PostgresChannels
+from stepwell.channels.redis import RedisChannels
 from stepwell.channels.sqlite import SqliteChannels
 from stepwell.wire import ChannelProvider
 
@@ -53,3 +57,25 @@ TestSqlite = SqliteMachine.TestCase
 TestSqlite.settings = COMMON
 TestSqliteFull = SqliteFullMachine.TestCase
 TestSqliteFull.settings = settings(COMMON, max_examples=10)
+
+
+class ServerMachine(ChannelMachine):
+    """On a server that all examples share, each with a channel of its own."""
+
+    def __init__(self, url: str, kind: type[PostgresChannels | RedisChannels]) -> None:
+        super().__init__()
+        self.url = url
+        self.kind = kind
+
+    def open(self, retention: float | None) -> ChannelProvider:
+        return self.kind(self.url, retention=retention, clock=self.clock)
+
+
+@pytest.mark.timeout(300)
+def test_postgres(postgres_database: str) -> None:
+    run_state_machine_as_test(lambda: ServerMachine(postgres_database, PostgresChannels), settings=COMMON)
+
+
+@pytest.mark.timeout(300)
+def test_redis(redis_database: str) -> None:
+    run_state_machine_as_test(lambda: ServerMachine(redis_database, RedisChannels), settings=COMMON)
