@@ -206,16 +206,21 @@ async def test_a_source_that_is_faster_than_the_channel_waits() -> None:
         assert on.shown() == "x" * 1024 * 200 + "y"
 
 
-async def test_text_that_comes_while_an_append_is_slow_is_the_next_append() -> None:
+@pytest.mark.parametrize("late", [False, True])
+async def test_text_that_comes_while_an_append_is_slow_is_the_next_append(late: bool) -> None:
     async with stage() as on:
         await on.start()
         on.log.gate = anyio.Event()
         await on.say("a")
         await on.clock.advance(0.02)
         await on.say("b", "c")
+        if late:  # its window ends while the append is under way
+            await on.clock.advance(0.02)
         assert on.appended == []
         on.log.gate.set()
         await anyio.wait_all_tasks_blocked()
+        assert on.appended == (["a", "bc"] if late else ["a"])
+        await on.clock.advance(0.02)
         assert on.appended == ["a", "bc"]
 
 

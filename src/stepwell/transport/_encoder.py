@@ -232,9 +232,12 @@ class StreamEncoder:
             await self._drain(stream, last_chance)
 
     async def _drain(self, stream: _Stream, last_chance: bool) -> None:
-        while stream.frozen is not None or stream.kept:
+        rolled = False
+        while stream.frozen is not None or (stream.kept and (last_chance or not rolled)):
             if stream.frozen is None:
-                # Rolled up: all of it. Text that comes while this append is under way goes into the next.
+                # Rolled up: all of it. Text that comes while this append is under way has begun a window of its own:
+                # appended at once, a fast source would have an append for what it says in each turn of the loop.
+                rolled = bool(self._roll_up)
                 taken = len(stream.kept) if self._roll_up else 1
                 stream.frozen = "".join(stream.kept[:taken])
                 del stream.kept[:taken]
