@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -15,8 +16,7 @@ from stepwell.errors import ChannelBusyError, ChannelError
 from stepwell.testing import FakeClock
 from stepwell.transport import AgentSession, ClientSession, Invocation
 from stepwell.transport.codecs import UIMessage, UIMessageCodec
-from stepwell.wire import Channel, Data, Delivery, Extras, WireMessage
-from transport_kit import trace
+from stepwell.wire import Channel, Cursor, Data, Delivery, Extras, Gap, WireMessage
 
 T = TypeVar("T")
 Operation = dict[str, Any]
@@ -26,13 +26,22 @@ IDS = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 SERIALS = re.compile(r"\d{14,}-\d{3}@[a-z0-9]{10}:\d{3}")
 
 
-class Recorder:
-    """A channel as one participant uses it. Everything acknowledged goes into the stage's record."""
+class Audience(Protocol):
+    """Who watches a stage."""
 
-    def __init__(self, channel: Channel, by: str, record: list[Operation]) -> None:
+    async def watch(self, write: Callable[[], Awaitable[T]]) -> T:
+        """Make a write, and return when everybody has seen it."""
+        ...
+
+
+class Recorder:
+    """A channel as one participant uses it. Everything acknowledged goes into the record, and is watched."""
+
+    def __init__(self, channel: Channel, by: str, record: list[Operation], audience: Audience | None = None) -> None:
         self._channel = channel
         self._by = by
         self._record = record
+        self._audience = audience
         self.subscribe = channel.subscribe
         self.history = channel.history
         self.raise_fence = channel.raise_fence
@@ -42,40 +51,45 @@ class Recorder:
         return self._channel.name
 
     async def publish(self, messages: Sequence[WireMessage], *, epoch: int | None = None) -> list[str]:
-        serials = await self._channel.publish(messages, epoch=epoch)
+        serials = await self._write(lambda: self._channel.publish(messages, epoch=epoch))
         said = [{"name": one.name, "data": one.data, "extras": one.extras} for one in messages]
         self._record.append({"op": "publish", "by": self._by, "messages": said, "serials": serials})
         return serials
 
     async def append(self, serial: str, data: str, extras: Extras | None, *, seq: int, epoch: int | None = None) -> str:
-        version = await self._channel.append(serial, data, extras, seq=seq, epoch=epoch)
+        version = await self._write(lambda: self._channel.append(serial, data, extras, seq=seq, epoch=epoch))
         message = {"serial": serial, "data": data, "extras": extras}
         self._record.append({"op": "append", "by": self._by, "message": message})
         return version
 
     async def update(self, serial: str, data: Data, extras: Extras, *, epoch: int | None = None) -> str:
-        version = await self._channel.update(serial, data, extras, epoch=epoch)
+        version = await self._write(lambda: self._channel.update(serial, data, extras, epoch=epoch))
         message = {"serial": serial, "data": data, "extras": extras}
         self._record.append({"op": "update", "by": self._by, "message": message})
         return version
 
+    async def _write(self, write: Callable[[], Awaitable[T]]) -> T:
+        return await (write() if self._audience is None else self._audience.watch(write))
+
 
 class Stage:
-    """One conversation on a memory channel, and who takes part in it."""
+    """One conversation on a memory channel, and who takes part in it. `codec`: another than the one for UI messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, codec: Callable[..., Any] = UIMessageCodec) -> None:
+        self.codec = codec
         self.clock = FakeClock()
         self.channels = MemoryChannels(clock=self.clock)
         self.record: list[Operation] = []
+        self.audience: Audience | None = None
 
     async def channel(self, by: str = "") -> Recorder:
-        return Recorder(await self.channels.open("conversations:golden"), by, self.record)
+        return Recorder(await self.channels.open("conversations:golden"), by, self.record, self.audience)
 
     async def client(self, by: str = "user-a", **options: Any) -> ClientSession[UIMessage, Any]:
-        return ClientSession(await self.channel(by), UIMessageCodec(), client_id=by, clock=self.clock, **options)
+        return ClientSession(await self.channel(by), self.codec(), client_id=by, clock=self.clock, **options)
 
     async def agent(self, by: str = "agent-1", **options: Any) -> AgentSession[UIMessage, Any]:
-        return agent_on(await self.channel(by), self.clock, by, **options)
+        return agent_on(await self.channel(by), self.clock, by, codec=self.codec, **options)
 
     async def history(self) -> list[Delivery]:
         page = await (await self.channel()).history(limit=1000)
@@ -87,9 +101,15 @@ class Stage:
 
 
 def agent_on(
-    channel: Any, clock: FakeClock, by: str = "agent-1", *, roll_up: float = 0, **options: Any
+    channel: Any,
+    clock: FakeClock,
+    by: str = "agent-1",
+    *,
+    roll_up: float = 0,
+    codec: Callable[..., Any] = UIMessageCodec,
+    **options: Any,
 ) -> AgentSession[UIMessage, Any]:
-    return AgentSession(channel, UIMessageCodec(clock=clock), client_id=by, roll_up=roll_up, clock=clock, **options)
+    return AgentSession(channel, codec(clock=clock), client_id=by, roll_up=roll_up, clock=clock, **options)
 
 
 class Faulty:
@@ -140,6 +160,42 @@ class Faulty:
 
 def nothing(number: int, what: str) -> None:
     return None
+
+
+class Torn:
+    """A channel whose reader can lose its place in the log: the channel then gives it a gap and a snapshot."""
+
+    def __init__(self, channel: Recorder, stage: Stage) -> None:
+        self._channel = channel
+        self._stage = stage
+        self._reading = anyio.CancelScope()
+        self._lost: Cursor | None = None
+        self.name = channel.name
+        self.publish = channel.publish
+        self.append = channel.append
+        self.update = channel.update
+        self.history = channel.history
+        self.raise_fence = channel.raise_fence
+
+    async def tear(self) -> None:
+        elsewhere = await self._stage.channels.open("conversations:elsewhere")
+        async with elsewhere.subscribe() as other:
+            self._lost = other.start  # of a log that is not this one
+        self._reading.cancel()
+
+    @contextlib.asynccontextmanager
+    async def subscribe(self) -> AsyncGenerator[Torn]:
+        async with contextlib.AsyncExitStack() as self._stack:
+            self._inner = await self._stack.enter_async_context(self._channel.subscribe())
+            self.start = self._inner.start
+            yield self
+
+    async def read(self) -> Sequence[Delivery | Gap]:
+        with anyio.CancelScope() as self._reading:
+            return await self._inner.read()
+        assert self._lost is not None
+        self._inner = await self._stack.enter_async_context(self._channel.subscribe(after=self._lost))
+        return await self._inner.read()
 
 
 async def ask(channels: MemoryChannels, clock: FakeClock) -> Invocation:
@@ -244,9 +300,9 @@ def _plain(operation: Operation) -> Operation:
     return {**kept, "messages": said, "serials": operation.get("serials", [])}
 
 
-def assert_as_recorded(record: list[Operation], name: str, *, up_to: int | None = None) -> None:
+def assert_as_recorded(record: list[Operation], recorded: Iterable[Operation]) -> None:
     """What was handed to the channels is what the JavaScript SDK handed to it, up to ids, serials and times."""
-    expected = renamed(one for one in trace(name)["published"][:up_to] if one["op"] != "presence")
+    expected = renamed(one for one in recorded if one["op"] != "presence")
     got = renamed(record)
     for index, (one, other) in enumerate(zip(got, expected, strict=False)):
         assert one == other, f"operation {index}"

@@ -11,7 +11,8 @@ import anyio
 import msgspec
 
 from stepwell.errors import AppendGapError, ChannelError
-from stepwell.transport._codec import FoldMeta
+from stepwell.transport._codec import CodecMessage, Direction, FoldMeta
+from stepwell.transport.codecs import EventTable, Output, Stream, TableCodec, UserMessage, text_field
 from stepwell.wire import Cursor, Delivery, WireMessage, transport_headers
 from transport_kit import trace
 
@@ -262,3 +263,50 @@ def _update(newest: Delivery) -> Delivery:
         data=newest.data,
         extras=newest.extras,
     )
+
+
+# -- a codec of one's own
+
+Said = dict[str, dict[str, str]]
+
+
+class TinyCodec(TableCodec[dict[str, str], Said]):
+    """That of the trace `custom-codec`."""
+
+    tag = "tiny"
+    table = EventTable(
+        (
+            Stream(
+                kind="txt",
+                start="begin",
+                delta="tok",
+                end="stop",
+                delta_key="t",
+                only="s",
+                fields=(text_field("lang"),),
+            ),
+            Output(
+                type="note",
+                fields=(text_field("level"),),
+                encode=lambda note: {"body": note["body"]},
+                decode=lambda data: {"body": data["body"]},
+            ),
+        ),
+        user=UserMessage(
+            parts=(Output(type="text", encode=lambda part: part["text"], decode=lambda data: {"text": data}),),
+            explode=lambda message: [{"type": "text", "text": message["text"]}],
+            assemble=lambda part, codec, role: {"role": role, "text": part["text"]},
+        ),
+    )
+
+    def init(self) -> Said:
+        return {}
+
+    def fold(self, projection: Said, direction: Direction, event: Any, meta: FoldMeta) -> Said:
+        if direction == "input":
+            return {**projection, meta.message_id: event["message"]}
+        known = projection.get(meta.message_id, {"role": "assistant", "text": ""})
+        return {**projection, meta.message_id: {**known, "text": known["text"] + event.get("t", "")}}
+
+    def get_messages(self, projection: Said) -> Sequence[CodecMessage[dict[str, str]]]:
+        return [CodecMessage(message_id, message) for message_id, message in projection.items()]

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from codec_kit import HEADERS, Log, Reader, deliveries, history, opened, outputs, written
+from codec_kit import HEADERS, Log, Reader, TinyCodec, deliveries, history, opened, outputs, written
 from stepwell.errors import MisuseError
 from stepwell.testing import FakeClock
-from stepwell.transport._codec import CodecMessage, Direction, FoldMeta
+from stepwell.transport._codec import FoldMeta
 from stepwell.transport.codecs import (
     EventTable,
     Field,
     Input,
     Output,
     Stream,
-    TableCodec,
     TextCodec,
     TextMessage,
     UserMessage,
@@ -129,51 +127,6 @@ def test_plain_text_has_no_tools() -> None:
 
 
 # --- one's own --------------------------------------------------------------------------------------------------------
-
-Said = dict[str, dict[str, str]]
-LANG = text_field("lang")
-
-
-class TinyCodec(TableCodec[dict[str, str], Said]):
-    """That of the trace `custom-codec`."""
-
-    tag = "tiny"
-    table = EventTable(
-        (
-            Stream(
-                kind="txt",
-                start="begin",
-                delta="tok",
-                end="stop",
-                delta_key="t",
-                only="s",
-                fields=(text_field("lang"),),
-            ),
-            Output(
-                type="note",
-                fields=(text_field("level"),),
-                encode=lambda note: {"body": note["body"]},
-                decode=lambda data: {"body": data["body"]},
-            ),
-        ),
-        user=UserMessage(
-            parts=(Output(type="text", encode=lambda part: part["text"], decode=lambda data: {"text": data}),),
-            explode=lambda message: [{"type": "text", "text": message["text"]}],
-            assemble=lambda part, codec, role: {"role": role, "text": part["text"]},
-        ),
-    )
-
-    def init(self) -> Said:
-        return {}
-
-    def fold(self, projection: Said, direction: Direction, event: Any, meta: FoldMeta) -> Said:
-        if direction == "input":
-            return {**projection, meta.message_id: event["message"]}
-        known = projection.get(meta.message_id, {"role": "assistant", "text": ""})
-        return {**projection, meta.message_id: {**known, "text": known["text"] + event.get("t", "")}}
-
-    def get_messages(self, projection: Said) -> Sequence[CodecMessage[dict[str, str]]]:
-        return [CodecMessage(message_id, message) for message_id, message in projection.items()]
 
 
 def test_a_codec_of_ones_own_reads_the_trace() -> None:
