@@ -9,6 +9,7 @@ import os
 import signal
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from random import Random
 from typing import Any, LiteralString
 
 import psycopg
@@ -39,7 +40,7 @@ from stepwell.errors import (
     UnknownMessageError,
 )
 from stepwell.testing import ChannelConformance
-from stepwell.wire import ChannelProvider, Cursor, Delivery, Gap, make_extras
+from stepwell.wire import ChannelProvider, Cursor, Delivery, Gap, Subscription, make_extras
 
 pytestmark = pytest.mark.anyio
 
@@ -158,6 +159,57 @@ async def test_forty_writers_in_two_processes_and_a_reader_by_cursor_that_loses_
     found.pop()
     assert [process.returncode for process in processes] == [0, 0]
     assert_nothing_is_lost(found, 40)
+
+
+async def test_readers_at_random_cursors_miss_no_row_of_concurrent_writers(
+    postgres_database: str, channels: PostgresChannels
+) -> None:
+    processes = [start(WRITERS, postgres_database, str(n), "10") for n in range(2)]
+    await ready(processes)
+    channel = await channels.open("shared")
+    found: list[Delivery] = []
+    read: list[tuple[int, list[Any]]] = []  # behind which row, and what came
+
+    def is_over() -> bool:
+        return bool(found) and found[-1].name == "end"
+
+    async def read_all(subscription: Subscription) -> None:
+        while not is_over():
+            for item in await subscription.read():
+                assert isinstance(item, Delivery)
+                found.append(item)
+
+    async def read_somewhere(random: Random) -> None:
+        while not is_over():
+            if not found:
+                await asyncio.sleep(0)
+                continue
+            # Mostly where rows are being written.
+            place = len(found) - 1 - random.randrange(min(len(found), random.choice([1, 20, 2_000])))
+            items: list[Any] = []
+            async with channel.subscribe(after=found[place].cursor) as subscription:
+                for _ in range(random.randrange(1, 4)):
+                    items += await subscription.read(random.choice([1, 5, 256]))
+                    if items[-1].name == "end":
+                        break
+            read.append((place, items))
+
+    async with channel.subscribe() as subscription:
+        go(processes)
+        reading = [asyncio.create_task(read_all(subscription))]
+        reading += [asyncio.create_task(read_somewhere(Random(seed))) for seed in range(6)]
+        for process in processes:
+            await asyncio.to_thread(process.communicate)
+        await channel.publish([message("end")])
+        await asyncio.gather(*reading)
+    assert [process.returncode for process in processes] == [0, 0]
+    assert read
+    serials = [item.serial for item in found]
+    for place, items in read:
+        assert [item.serial for item in items] == serials[place + 1 : place + 1 + len(items)]
+    assert [item.name for item in found] == await names_in_history(channel)
+    found.pop()
+    assert_nothing_is_lost(found, 20)
 
 
 async def test_a_position_that_is_not_committed_is_waited_for(
