@@ -19,9 +19,9 @@ sys.path.insert(0, {tests!r})
 from engine_flows import BookFlow
 from stepwell import Engine
 from stepwell.testing import Reply, ScriptedModel
-from stepwell.sessions import SqliteStore
+from {module} import {store} as Store
 
-class Killed(SqliteStore):
+class Killed(Store):
     """Kills its own process right before or after the n-th commit."""
     count = 0
     async def _maybe(self, when):
@@ -54,7 +54,7 @@ def answer(request):
 
 async def main():
     model = ScriptedModel(default=answer)
-    store = Killed({db!r})
+    store = Killed({place!r})
     async with Engine([BookFlow], models={{"scripted": model}}, store=store) as engine:
         sessions, _ = await engine.list_sessions()
         if sessions:
@@ -67,8 +67,14 @@ asyncio.run(main())
 '''
 
 
-def run(db: Path, calls: Path, kill: str) -> subprocess.CompletedProcess[str]:
-    code = SCRIPT.format(tests=str(Path(__file__).parents[1]), db=str(db), calls=str(calls))
+SQLITE = ("stepwell.sessions", "SqliteStore")
+POSTGRES = ("stepwell.sessions.postgres", "PostgresStore")
+
+
+def run(backend: tuple[str, str], place: str, calls: Path, kill: str) -> subprocess.CompletedProcess[str]:
+    module, store = backend
+    tests = str(Path(__file__).parents[1])
+    code = SCRIPT.format(tests=tests, module=module, store=store, place=place, calls=str(calls))
     return subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "KILL": kill}, capture_output=True, text=True, check=False
     )
@@ -79,16 +85,13 @@ def check_integrity(db: Path) -> None:
         assert connection.execute("pragma integrity_check").fetchone() == ("ok",)
 
 
-@pytest.mark.parametrize("kill", [f"{when}{n}" for n in range(1, 7) for when in ("before", "after")])
-def test_promise_p5_a_killed_process_is_followed_by_one_that_goes_on_from_the_last_unit(
-    tmp_path: Path, kill: str
-) -> None:
-    db, calls = tmp_path / "s.db", tmp_path / "calls"
-    first = run(db, calls, kill)
+def kill_and_go_on(backend: tuple[str, str], place: str, calls: Path, kill: str) -> None:
+    first = run(backend, place, calls, kill)
     assert first.returncode == -signal.SIGKILL, first.stderr
     made = len(calls.read_text().splitlines()) if calls.exists() else 0
-    check_integrity(db)
-    second = run(db, calls, "")
+    if backend is SQLITE:
+        check_integrity(Path(place))
+    second = run(backend, place, calls, "")
     assert second.returncode == 0, second.stderr
     result = json.loads(second.stdout)
     assert result["success"], result
@@ -98,3 +101,18 @@ def test_promise_p5_a_killed_process_is_followed_by_one_that_goes_on_from_the_la
     undisturbed = 3 if kill == "before1" else 4
     assert total <= undisturbed + 1
     assert made <= 3
+
+
+KILLS = [f"{when}{n}" for n in range(1, 7) for when in ("before", "after")]
+
+
+@pytest.mark.parametrize("kill", KILLS)
+def test_promise_p5_a_killed_process_is_followed_by_one_that_goes_on_from_the_last_unit(
+    tmp_path: Path, kill: str
+) -> None:
+    kill_and_go_on(SQLITE, str(tmp_path / "s.db"), tmp_path / "calls", kill)
+
+
+@pytest.mark.parametrize("kill", KILLS)
+def test_promise_p5_on_postgres(tmp_path: Path, postgres_database: str, kill: str) -> None:
+    kill_and_go_on(POSTGRES, postgres_database, tmp_path / "calls", kill)

@@ -18,10 +18,10 @@ from stepwell.sessions import (
     MemoryStore,
     SessionHead,
     SessionStore,
-    SqliteStore,
     Summary,
     export_session,
     import_session,
+    open_store,
 )
 from stepwell.testing._store_base import OWNER, TTL, make_head
 
@@ -30,9 +30,10 @@ pytestmark = pytest.mark.anyio
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "session-1.json"
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SessionStore]:
-    store = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "store.db")
+    urls = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path / 'store.db'}"}
+    store = open_store(urls.get(request.param) or request.getfixturevalue("postgres_database"))
     yield store
     await store.close()
 

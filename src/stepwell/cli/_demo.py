@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from rich.markup import escape
 
 from ._chat import Talk, write_log
-from ._options import DEFAULT_STORE, Debug, Json, Session, Store
+from ._options import DEFAULT_STORE, Debug, Json, Session, Store, without_password
 from ._terminal import CommandError, Terminal, UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def demo(
     talk = Talk(flow, providers, store, session=session, config={"model": chosen}, as_json=json, terminal=terminal)
     code = talk.run()
     if talk.session and not json and not store.startswith("memory:"):
-        option = "" if store == DEFAULT_STORE else f" --store {store}"
+        option = "" if store == DEFAULT_STORE else f" --store {without_password(store)}"
         terminal.line(f"Session {talk.session}. Look at it: stepwell sessions show {talk.session}{option}", "dim")
     return code
 
@@ -143,7 +143,7 @@ def _banner(terminal: Terminal, chosen: str, store: str, session: str | None) ->
         ]
     else:
         lines += [f"You talk to [bold]{escape(chosen)}[/]; --model {OFFLINE} takes the bundled rules instead."]
-    lines += ["", f"Every step is saved, in [cyan]{escape(store)}[/], before the next one begins."]
+    lines += ["", f"Every step is saved, in [cyan]{escape(without_password(store))}[/], before the next one begins."]
     if session is None:
         lines += ['Say for example: [bold]"Hello, I\'d like a few days in Lisbon"[/]. /quit ends.']
     if terminal.out.is_terminal:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 from cyclopts import Parameter
 
-__all__ = ["Channels", "Config", "Debug", "Json", "Models", "Session", "Store", "Target"]
+__all__ = ["Channels", "Config", "Debug", "Json", "Models", "Session", "Store", "Target", "without_password"]
 
 DEFAULT_STORE = "sqlite:///stepwell.db"
 DEFAULT_CHANNELS = DEFAULT_STORE
@@ -20,7 +21,9 @@ Target: TypeAlias = Annotated[
 Store: TypeAlias = Annotated[
     str,
     Parameter(
-        name="--store", env_var="STEPWELL_STORE", help="Where sessions are kept: memory:// or sqlite:///file.db."
+        name="--store",
+        env_var="STEPWELL_STORE",
+        help="Where sessions are kept: memory://, sqlite:///file.db or postgresql://...",
     ),
 ]
 Channels: TypeAlias = Annotated[
@@ -51,3 +54,9 @@ Debug: TypeAlias = Annotated[
     ),
 ]
 OutputFile: TypeAlias = Annotated[Path | None, Parameter(help="Write to this file instead of standard output.")]
+
+
+def without_password(url: str) -> str:
+    """The URL of a store or of channels as it may be shown: screens are shared, and logs are kept."""
+    url = re.sub(r"(?<=://)([^/?#]*?):[^/?#]*@", r"\1:***@", url)
+    return re.sub(r"([?&](?:ssl)?password=)[^&#]*", r"\1***", url, flags=re.IGNORECASE)
