@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from anyio import CancelScope
 
@@ -12,12 +15,18 @@ from stepwell.errors import CallerError, UnknownSessionError
 from stepwell.loop import Alarm
 from stepwell.models import ModelGateway, ModelSelection
 from stepwell.models.providers import Providers
-from stepwell.sessions import SessionStore
+from stepwell.sessions import SessionStore, TurnRecord
+from stepwell.wire import ChannelProvider, session_channel
 
 from ._hold import Hold
 from ._lines import Lines
 from ._owner import owner_id
 from ._warm import WarmSessions
+
+if TYPE_CHECKING:
+    from stepwell.transport import ChannelWriter, Codec
+
+    from ._publication import Publication
 
 __all__ = ["Core"]
 
@@ -36,6 +45,9 @@ class Core:
         lease_ttl: float,
         warm_sessions: int,
         capture_content: bool,
+        channels: ChannelProvider | None = None,
+        channel_prefix: str = "",
+        roll_up: float = 0.02,
     ) -> None:
         self.store = store
         self.clock = clock
@@ -45,14 +57,56 @@ class Core:
         self.capture_content = capture_content
         self.lines = Lines(clock)
         self.alarm = Alarm(clock)
+        self.scope: type[CancelScope] = CancelScope
+        self.warm = WarmSessions(warm_sessions, clock)
+        self.channels = channels
+        self.channel_prefix = channel_prefix
+        self.roll_up = roll_up
+        self._codec: Codec[Any, Any] | None = None
+        self.gateways: dict[ModelSelection, ModelGateway] = {}
+
+    def in_loop(self) -> None:
+        """There is an event loop from now on."""
         # The class behind `CancelScope()`, which costs more to find than an instance to make, and every turn makes one.
         self.scope = type(CancelScope())
-        self.warm = WarmSessions(warm_sessions, clock)
-        self.gateways: dict[ModelSelection, ModelGateway] = {}
 
     def hold(self) -> Hold:
         """A lease that is still to be taken."""
         return Hold(self.store, self.clock, self.owner, self.lease_ttl, self.report)
+
+    def channel_of(self, session_id: str) -> str:
+        """The name of a session's channel."""
+        return session_channel(session_id, self.channel_prefix)
+
+    async def writer(self, session_id: str, epoch: int, on_fenced: Callable[[], object]) -> ChannelWriter | None:
+        """The session's channel, for the holder of its lease; `None` in an engine without channels."""
+        if self.channels is None:
+            return None
+        from stepwell.transport import ChannelWriter
+
+        channel = await self.channels.open(self.channel_of(session_id))
+        # It tries for as long as the lease is held: an unreachable channel never changes what a turn comes to.
+        return ChannelWriter(
+            channel, epoch=epoch, client_id=None, clock=self.clock, on_fenced=on_fenced, patience=math.inf
+        )
+
+    def publication(self, writer: ChannelWriter, turn: TurnRecord, session_id: str, *, taken_over: bool) -> Publication:
+        """A run on a channel."""
+        from stepwell.transport.codecs import UIMessageCodec
+
+        from ._publication import Publication
+
+        if self._codec is None:
+            self._codec = UIMessageCodec(clock=self.clock)
+        return Publication(
+            writer,
+            self._codec,
+            self.clock,
+            turn,
+            taken_over=taken_over,
+            roll_up=self.roll_up,
+            report=lambda what, error: self.report(what, error, session_id),
+        )
 
     async def exists(self, session_id: str) -> bool:
         """Whether a session is stored."""

@@ -20,6 +20,8 @@ from stepwell.errors import (
     FlowDefinitionError,
     IdempotencyConflictError,
     InvalidInputError,
+    SessionBusyError,
+    StepwellError,
     UnknownFlowError,
     UnknownSessionError,
 )
@@ -28,6 +30,7 @@ from stepwell.messages import JsonObject, UserMessage
 from stepwell.models import ModelGateway
 from stepwell.models.providers import Providers
 from stepwell.sessions import SessionStore, SessionSummary, export_session, import_session, open_store
+from stepwell.wire import ChannelProvider
 
 from ._core import Core
 from ._events import Listener
@@ -59,6 +62,12 @@ class Engine:
         flows: Flow classes; every definition error is found here.
         models: Providers; by default those of the environment (`Providers.from_env()`).
         store: A store (which stays open), or its URL: `memory://`, `sqlite:///file.db`.
+        channels: Where turns are shown to clients: a provider (which stays open), or its URL: `memory://`,
+            `sqlite:///file.db`, `postgresql://`, `redis://`. `None`: nowhere but in this process.
+        channel_prefix: See `session_channel`.
+        roll_up: Seconds for which streamed text is kept, to go out together.
+        recovery_interval: Seconds between two looks for turns that processes which died left open; the first is at the
+            start. `None`: only `recover` and `recover_all` look, and a session's next turn.
         lease_ttl: Seconds a session stays leased to this process without a sign of life; renewed at a third.
         warm_sessions: How many sessions stay in memory between turns.
         limits: See `Limits`.
@@ -78,6 +87,10 @@ class Engine:
         *,
         models: Providers | Mapping[str, ModelGateway] | None = None,
         store: SessionStore | str = "memory://",
+        channels: ChannelProvider | str | None = None,
+        channel_prefix: str = "",
+        roll_up: float = 0.02,
+        recovery_interval: float | None = 5.0,
         lease_ttl: float = 15.0,
         warm_sessions: int = 1000,
         limits: Limits | None = None,
@@ -100,6 +113,8 @@ class Engine:
                 self.definitions[name] = definition
         self.store: SessionStore = open_store(store, clock=self.clock)
         self._owns_store = isinstance(store, str)
+        self.channels = _channels(channels, self.clock)
+        self._owns_channels = isinstance(channels, str)
         self.limits = limits or Limits()
         self._core = Core(
             self.store,
@@ -108,11 +123,16 @@ class Engine:
             lease_ttl=lease_ttl,
             warm_sessions=warm_sessions,
             capture_content=capture_content,
+            channels=self.channels,
+            channel_prefix=channel_prefix,
+            roll_up=roll_up,
         )
         self._listeners: tuple[Listener, ...] = tuple(listeners)
         self._telemetry = telemetry
         self._turns: dict[TurnTask, asyncio.Task[None]] = {}
         self._by_key: dict[tuple[str, str | None, str], TurnTask] = {}
+        self._recovery_interval = recovery_interval
+        self._recoverer: asyncio.Task[None] | None = None
         self._renewer: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -129,7 +149,10 @@ class Engine:
         """Begin. Called by `create` and by entering the context."""
         if self._renewer is not None or self._closed:
             raise EngineClosedError("This engine was started before: make a new one.")
+        self._core.in_loop()
         self._renewer = asyncio.create_task(self._renew_leases(), name="stepwell-leases")
+        if self._recovery_interval is not None:
+            self._recoverer = asyncio.create_task(self._recovering(), name="stepwell-recovery")
 
     async def close(self, grace: float = 0.0) -> None:
         """Stop accepting turns, let open ones finish for `grace` seconds, leave the rest for recovery. Idempotent."""
@@ -144,17 +167,22 @@ class Engine:
             await self._shut()
 
     async def _shut(self) -> None:
-        renewer = cast("asyncio.Task[None]", self._renewer)
+        helpers = [task for task in (self._renewer, self._recoverer) if task is not None]
         with CancelScope(shield=True):
+            if self._recoverer is not None:
+                self._recoverer.cancel()
             for turn in list(self._turns):
                 if not turn.cancel("shutdown"):
                     turn.stop()
             for turn in list(self._turns):
                 await turn.ended.wait()
-            renewer.cancel()
-            await asyncio.wait([renewer])
+            for task in helpers:
+                task.cancel()
+            await asyncio.wait(helpers)
             if self._owns_store:
                 await self.store.close()
+            if self._owns_channels and self.channels is not None:
+                await self.channels.close()
             if self._owns_models:
                 await self.providers.aclose()
 
@@ -265,13 +293,8 @@ class Engine:
         busy_timeout: float | None = None,
     ) -> tuple[TurnTask, bool]:
         """Start a turn, or attach to the one that runs under the same key; and whether it was started."""
-        if self._renewer is None or self._closed:
-            raise EngineClosedError("The engine is not running: use it inside `async with Engine(...)`.")
-        definition = self.definitions.get(flow)
-        if definition is None:
-            raise UnknownFlowError(
-                f"There is no flow {flow!r} (registered: {', '.join(sorted(self.definitions)) or 'none'}).", flow=flow
-            )
+        self._check_running()
+        definition = self._definition(flow)
         cls = definition.cls
         session_id = session_id or None
         key = checked_key(idempotency_key, self.limits)
@@ -292,6 +315,22 @@ class Engine:
                     session_id=session_id,
                 )
             return running, False
+        turn = self._launch(given, index)
+        return turn, True
+
+    def _check_running(self) -> None:
+        if self._renewer is None or self._closed:
+            raise EngineClosedError("The engine is not running: use it inside `async with Engine(...)`.")
+
+    def _definition(self, flow: str) -> FlowDefinition:
+        definition = self.definitions.get(flow)
+        if definition is None:
+            raise UnknownFlowError(
+                f"There is no flow {flow!r} (registered: {', '.join(sorted(self.definitions)) or 'none'}).", flow=flow
+            )
+        return definition
+
+    def _launch(self, given: TurnInput, index: tuple[str, str | None, str] | None = None) -> TurnTask:
         turn = TurnTask(self._core, given, TurnStream(self._listeners_of_turn()), self._turn_ended)
         turn.key_index = index
         if index is not None:
@@ -299,7 +338,7 @@ class Engine:
         # A plain task: the engine keeps it in `_turns`, cancels it by its own scope and waits for its end in `close`. A
         # task group would add a third of a turn's whole cost for what is there already.
         self._turns[turn] = asyncio.create_task(turn.main())
-        return turn, True
+        return turn
 
     async def _finish(self, turn: TurnTask, owner: bool) -> None:
         try:
@@ -328,6 +367,68 @@ class Engine:
         await self.store.load(session_id)
         return False
 
+    # -- recovery
+
+    async def recover(self, session_id: str) -> TurnResult:
+        """Finish what a process that died left open in a session; nothing happens where nothing is open.
+
+        Returns:
+            What the turn that was open came to.
+
+        Raises:
+            UnknownSessionError: There is no such session.
+            UnknownFlowError: Its flow is not registered here.
+            SessionBusyError: Another process works on it.
+        """
+        self._check_running()
+        head, _ = await self.store.load(checked_session_id(session_id))
+        definition = self._definition(head.workflow.id)
+        given = TurnInput(
+            definition=definition,
+            message=None,
+            session_id=session_id,
+            config=None,
+            key=None,
+            on_busy="reject",
+            busy_timeout=0.0,
+            recovery=True,
+        )
+        turn = self._launch(given)
+        await self._finish(turn, owner=True)
+        if isinstance(turn.error, (*_MISUSE, SessionBusyError)):
+            raise turn.error
+        return turn.result
+
+    async def recover_all(self) -> int:
+        """Finish what processes that died left open, as far as their leases have run out; returns how many turns.
+
+        One that cannot be finished is logged, and does not keep the others waiting.
+        """
+        finished = 0
+        async with anyio.create_task_group() as group:
+
+            async def one(session: str) -> None:
+                nonlocal finished
+                try:
+                    await self.recover(session)
+                    finished += 1
+                except (SessionBusyError, UnknownSessionError):
+                    pass  # somebody else was quicker
+                except StepwellError as error:
+                    self._core.report("a session could not be recovered", error, session)
+
+            for row in await self.store.due(limit=_RECOVERED_AT_ONCE):
+                group.start_soon(one, row.session)
+        return finished
+
+    async def _recovering(self) -> None:
+        while True:
+            try:
+                await self.recover_all()
+            except StepwellError as error:
+                self._core.report("sessions could not be looked through for open turns", error, "")
+            await self._pause(cast("float", self._recovery_interval))
+
     # -- sessions
 
     async def get_session(self, session_id: str) -> JsonObject:
@@ -349,6 +450,8 @@ class Engine:
         """Remove a session and all its rows; a running turn of it ends as `lost`. Whether it was there."""
         self._core.warm.take(session_id)
         deleted = await self.store.delete(checked_session_id(session_id))
+        if self.channels is not None:
+            await self.channels.delete(self._core.channel_of(session_id))
         for turn in list(self._turns):
             if turn.session_id == session_id:
                 turn.cancel("lost", "the session was deleted")
@@ -388,15 +491,29 @@ class Engine:
     async def _renew_leases(self) -> None:
         """Renew every lease at a third of its time."""
         while True:
-            # A timer, not a sleep: a fake clock that jumps over sleeps must not run on because of this.
-            due = asyncio.Event()
-            timer = self.clock.call_at(self.clock.monotonic() + self._core.lease_ttl / 3, due.set)
-            try:
-                await due.wait()
-            finally:
-                timer.cancel()
+            await self._pause(self._core.lease_ttl / 3)
             for turn in list(self._turns):
                 await turn.renew()
 
+    async def _pause(self, seconds: float) -> None:
+        # A timer, not a sleep: a fake clock that jumps over sleeps must not run on because of this.
+        due = asyncio.Event()
+        timer = self.clock.call_at(self.clock.monotonic() + seconds, due.set)
+        try:
+            await due.wait()
+        finally:
+            timer.cancel()
+
+
+def _channels(given: ChannelProvider | str | None, clock: Clock) -> ChannelProvider | None:
+    if not isinstance(given, str):
+        return given
+    from stepwell.channels import open_channels
+
+    return open_channels(given, clock=clock)
+
+
+_RECOVERED_AT_ONCE = 50
+"""Sessions that are taken up in one look; the others are with the next."""
 
 _MISUSE = (UnknownSessionError, InvalidInputError, IdempotencyConflictError)

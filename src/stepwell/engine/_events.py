@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from stepwell.loop import Verdict
+from stepwell.loop import StreamMode, Verdict
 from stepwell.messages import ToolOutcome, Usage
 
 from ._result import TurnResult
@@ -59,11 +59,12 @@ class StageEntered(_Event, frozen=True):
 
 
 class UnitStarted(_Event, frozen=True):
-    """A unit begins; `kind` is `reply`, `tools`, `logic` or `run`."""
+    """A unit begins; `kind` is `reply`, `tools`, `logic` or `run`, `mode` the stage's stream mode."""
 
     step: str
     stage: str
     kind: str
+    mode: StreamMode = "live"
 
 
 class AttemptStarted(_Event, frozen=True):

@@ -48,6 +48,12 @@ class Hold:
         """Whether there is a lease, as far as this process knows."""
         return self._lease is not None
 
+    @property
+    def epoch(self) -> int:
+        """Of the lease that is held."""
+        assert self._lease is not None
+        return self._lease.epoch
+
     def _took(self, acquired: Acquired, asked: float) -> Acquired:
         self._lease = acquired.lease
         self._until = asked + self._ttl

@@ -45,6 +45,7 @@ class TurnInput(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None
     on_busy: Literal["queue", "reject"]
     busy_timeout: float
+    recovery: bool = False  # nobody says anything: only what was left open is finished
 
     @property
     def digest(self) -> bytes:

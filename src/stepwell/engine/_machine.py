@@ -29,11 +29,13 @@ from stepwell.flow import (
     logic,
     settle,
 )
-from stepwell.messages import Message, UserMessage
+from stepwell.loop import StreamMode
+from stepwell.messages import JsonObject, Message, UserMessage
 from stepwell.outcomes import DirectTo, Finish, Go
 from stepwell.sessions import SessionHead, TurnRecord, VisitRecord
 
 from ._events import StageEntered
+from ._shape import call_part, reasoning_part, result_part, text_part
 from ._working import Working
 
 __all__ = ["Done", "FlowMachine"]
@@ -61,6 +63,7 @@ class FlowMachine:
         self.flow._runtime = working  # pyright: ignore[reportPrivateUsage]
         self.visit: Visit | None = None
         self.restored = False
+        self._shown = cast("tuple[StreamMode, str, Decided]", None)
 
     async def build(self) -> None:
         """Let the flow set itself up and register its steps.
@@ -119,7 +122,8 @@ class FlowMachine:
             ns = step.get_memory_space()
             known = self.working.messages(ns)
             if message.id and known and known[-1].id.endswith(message.id):
-                return  # the same input again, after a turn that failed: it is in history already
+                turn.input = known[-1].id  # the same input again, after a turn that failed: it is in history already
+                return
             if message.id:
                 suffix = message.id
                 stage, at, _ = self.working.new_id(step.id).split("|")
@@ -145,7 +149,8 @@ class FlowMachine:
         working.step_id = f"{turn.invocation}-step-{turn.unit}"
         calls = working.open_calls(step.get_memory_space())
         kind = "logic" if step.is_logic() else "tools" if calls else "run" if "run" in hooks else "reply"
-        working.observer.unit(working.step_id, step.id, kind)
+        mode = step.stream_mode or self.flow.stream_mode
+        working.observer.unit(working.step_id, step.id, kind, mode)
         if self.restored:
             self.restored = False
             if "on_restore" in hooks:
@@ -170,7 +175,7 @@ class FlowMachine:
         if working.cancelled.is_set():
             await checkpoint_if_cancelled()
         done = await self._apply(step, decided)
-        self._show(step, decided, done)
+        self._show(mode, decided, done)
         turn.unit += 1
         return done
 
@@ -278,13 +283,25 @@ class FlowMachine:
             content_type=content_type,
         )
 
-    def _show(self, step: Step[Any, Any], decided: Decided, done: Done | None) -> None:
+    def _show(self, mode: StreamMode, decided: Decided, done: Done | None) -> None:
         """What the unit shows from now on; a stage that is `off` shows only the turn's final message."""
-        if done is not None:
-            shown = done.message
-        else:
-            shown = "" if (step.stream_mode or self.flow.stream_mode) == "off" else decided.shown
+        passing = "" if mode == "off" else decided.shown
+        shown = done.message if done is not None else passing
         self.working.observer.settle(shown)
+        self._shown = mode, shown, decided
+
+    def parts(self) -> list[JsonObject]:
+        """All that the unit shows, in the order of a conversation: what was thought, said, called, and came of it."""
+        mode, shown, decided = self._shown
+        said = [text_part(shown)] if shown else []
+        if mode == "off":
+            return said
+        results = [result_part(result.call, result.outcome, result.content) for result in decided.results]
+        message = decided.accepted
+        if message is None:
+            return results + said
+        thought = [reasoning_part(part.text) for part in message.reasoning]
+        return [*thought, *said, *(call_part(call) for call in message.calls), *results]
 
     async def clean_up(self) -> None:
         """Await what tool handlers asked for, on every path."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol, TypeVar
 
-from stepwell.loop import Verdict
+from stepwell.loop import StreamMode, Verdict
 from stepwell.messages import JsonValue, ToolCall, ToolResult, Usage
 from stepwell.models import ModelSelection
 
@@ -32,6 +33,8 @@ from ._events import (
 )
 
 __all__ = ["Reader", "TurnStream"]
+
+R = TypeVar("R", bound="EventReader")
 
 MAX_BUFFERED = 10_000
 """Events waiting for a slow reader before adjacent deltas of one step are joined: the text then bounds the memory."""
@@ -74,12 +77,24 @@ class Reader:
         self._wake.set()
 
 
+class EventReader(Protocol):
+    """Takes the events of a stream as they come."""
+
+    def push(self, event: TurnEvent) -> None:
+        """Take one. Must not wait or raise."""
+        ...
+
+    def close(self) -> None:
+        """There is no more."""
+        ...
+
+
 class TurnStream:
     """Implements `LoopObserver` for a turn: keeps the view, tells listeners, and feeds its readers."""
 
     def __init__(self, listeners: tuple[Listener, ...] = ()) -> None:
         self._listeners = listeners
-        self._readers: list[Reader] = []
+        self._readers: list[EventReader] = []
         self.heard = bool(listeners)  # whether anybody would see an event: else none need be made
         self._closed = False
         self._shown: dict[str, list[str]] = {}
@@ -93,7 +108,10 @@ class TurnStream:
 
     def listen(self) -> Reader:
         """A reader of everything from now on."""
-        reader = Reader()
+        return self.add(Reader())
+
+    def add(self, reader: R) -> R:
+        """Let a reader have everything from now on."""
         if self._closed:
             reader.close()
         self._readers.append(reader)
@@ -120,14 +138,14 @@ class TurnStream:
 
     # -- units
 
-    def unit(self, step: str, stage: str, kind: str) -> None:
+    def unit(self, step: str, stage: str, kind: str, mode: StreamMode) -> None:
         """A unit begins."""
         self._step = step
         self._fresh = True
         self._other = False
         self._attempt = 0
         if self.heard:
-            self.emit(UnitStarted(step, stage, kind))
+            self.emit(UnitStarted(step, stage, kind, mode))
 
     def settle(self, text: str) -> None:
         """What the unit shows from now on, whatever its attempts showed."""

@@ -1,8 +1,8 @@
 """One turn, from the input to the released lease.
 
-    acquire -> open (a commit) -> units (a commit each) -> close (the last unit's commit gives the lease up)
+    acquire -> fence -> open (a commit) -> units (a commit each, then settled) -> close (the run's end) -> release
 
-There is no channel yet, so nothing is settled between the last unit's commit and the release, and they are one commit.
+Without a channel there is no fence and nothing to settle, and the last unit's commit gives the lease up.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import anyio
 import msgspec
@@ -20,6 +20,7 @@ from stepwell._clock import stamp
 from stepwell._json import json_copy
 from stepwell.errors import (
     CancelKind,
+    FencedError,
     IdempotencyConflictError,
     InvalidInputError,
     RaceError,
@@ -31,11 +32,12 @@ from stepwell.errors import (
 )
 from stepwell.flow import SummaryRule
 from stepwell.loop import Batch
-from stepwell.messages import ToolCall, ToolResult
+from stepwell.messages import JsonObject, ToolCall, ToolResult
 from stepwell.sessions import (
     Acquired,
     InboxRow,
     InboxUpdate,
+    OutRecord,
     SessionHead,
     StageRecord,
     TurnRecord,
@@ -53,6 +55,11 @@ from ._machine import Done, FlowMachine
 from ._result import TurnResult, failure_of, wrap
 from ._stream import Reader, TurnStream
 from ._working import Working
+
+if TYPE_CHECKING:
+    from stepwell.transport import ChannelWriter
+
+    from ._publication import Publication
 
 __all__ = ["TurnTask"]
 
@@ -84,6 +91,8 @@ class TurnTask:
         self._resumed = False
         self._units = 0
         self._committing = False
+        self._writer: ChannelWriter | None = None
+        self._publication: Publication | None = None
 
     # -- for callers
 
@@ -140,6 +149,8 @@ class TurnTask:
         finally:
             if timer is not None:
                 timer.cancel()
+            if self._publication is not None:
+                await self._publication.leave()
             if self._hold.held:
                 await self._hold.give_up()
             for session in self._lines:
@@ -179,8 +190,14 @@ class TurnTask:
             if done is not None:
                 await machine.clean_up()
                 return await self._close(done, last=last)
+            turn = self.working.turn
+            if self._publication is not None:
+                turn.out = await self._publication.accept(machine.parts(), None)
+                turn.shown = turn.shown or shows(turn.out)
             await self._commit()
             self._units += 1
+            if self._publication is not None:
+                await self._publication.settle(turn.out)
 
     # -- beginning
 
@@ -202,7 +219,10 @@ class TurnTask:
                 return seen
             warm = self._core.warm.peek(target)
             acquired = await self._hold.acquire(target, warm, given.on_busy, given.busy_timeout)
+            await self._fence(target)
             head = await self._adopt(acquired)
+            if given.recovery:
+                return await self._finish_open()
             if head.status in ("completed", "aborted"):
                 follow = await self._follow(head, visited)
                 if follow is None:
@@ -218,8 +238,32 @@ class TurnTask:
                 return None
             self._open_record(fresh=False)
             await self._commit()
-            self._tell_started()
+            await self._started()
             return None
+
+    async def _fence(self, session: str) -> None:
+        """Keep whoever held the lease before from the channel, before anything else is done."""
+        self._writer = await self._core.writer(session, self._hold.epoch, self._fenced)
+        if self._writer is not None:
+            await self._writer.raise_fence(self._hold.epoch)
+
+    def _fenced(self) -> None:
+        self.cancel("lost", "a newer holder of the lease writes on the channel")
+
+    def _publish(self, *, taken_over: bool) -> Publication | None:
+        """The run of the open turn, on the channel."""
+        if self._writer is None:
+            return None
+        publication = self._core.publication(self._writer, self.working.turn, self.session_id, taken_over=taken_over)
+        self._publication = publication
+        self.working.observer.add(publication)
+        return publication
+
+    async def _started(self) -> None:
+        """The opening commit is done."""
+        if (publication := self._publish(taken_over=False)) is not None:
+            await publication.open(self.working.said())
+        self._tell_started()
 
     async def _create(self, session: str) -> bool:
         """A new session, with the turn's opening commit. `False`: somebody else created it first."""
@@ -246,7 +290,8 @@ class TurnTask:
         except SessionExistsError:
             self._attached, self._machine = False, None
             return False
-        self._tell_started()
+        await self._fence(session)
+        await self._started()
         return True
 
     def _take(self, working: Working) -> Working:
@@ -313,28 +358,55 @@ class TurnTask:
             await old_hold.give_up()
         return None
 
-    async def _recover(self) -> None:
-        """A turn was left open by a process that died: its units go on where they were committed."""
+    async def _finish_open(self) -> TurnResult:
+        """Nothing but what was left open; a session that has nothing open is left as it is."""
+        if self.working.head.turn is not None:
+            result = await self._recover(last=True)
+            assert result is not None
+            return result
+        await self._hold.give_up()
+        working = self.working
+        return self._result(
+            None, success=True, session_id=self.session_id, current=working.current, status=working.head.status
+        )
+
+    async def _recover(self, *, last: bool = False) -> TurnResult | None:
+        """A turn was left open by a process that died: its units go on where they were committed.
+
+        Args:
+            last: Whether that is all there is to do: the lease goes with it.
+        """
         mine = self.run_id, self.invocation_id
-        machine = self._machine = FlowMachine(self._given.definition, self.working)
-        await machine.build()
-        machine.restored = True
-        turn = self.working.turn
-        self.working.visit = turn.visit
-        self.working.run_id = turn.run
+        working, turn = self.working, self.working.turn
+        machine = self._machine = FlowMachine(self._given.definition, working)
+        working.visit = turn.visit
+        working.run_id = turn.run
         self.run_id, self.invocation_id = turn.run, turn.invocation
-        self.working.log("warning", "an open turn of a process that ended is finished first", {"run": turn.run})
         # Its output belongs to that run, not to the one that is about to begin.
-        self.working.begin(TurnStream())
+        working.begin(self._stream if last else TurnStream())
+        publication = self._publish(taken_over=turn.phase == "open")
         try:
-            await self._units_until_done(last=False)
-        except Exception as error:  # noqa: BLE001 - the old turn's failure must not fail the new one
+            if turn.phase == "closing":
+                return await self._end(TurnResult.from_json(cast("JsonObject", turn.result)), last=last)
+            working.log("warning", "an open turn of a process that ended is finished first", {"run": turn.run})
+            if publication is not None:
+                if turn.unit == 0:  # else the run was opened before the first unit was committed
+                    await publication.open(working.said())
+                await publication.settle(turn.out)
+            await machine.build()
+            machine.restored = True
+            return await self._units_until_done(last=last)
+        except Exception as error:
+            if last:
+                raise
             await self._failed(error, keep_lease=True)
             self.error = None
+            return None
         finally:
-            self.run_id, self.invocation_id = mine
-            self._units = 0
-            self.working.begin(self._stream)
+            if not last:
+                self.run_id, self.invocation_id = mine
+                self._units = 0
+                working.begin(self._stream)
 
     async def _restore(self) -> bool:
         """Build the flow on the stored session. `False`: it wanted a fresh one, which is open now."""
@@ -364,6 +436,7 @@ class TurnTask:
             invocation=self.invocation_id,
             visit=VisitRecord(stage=working.current, fresh=fresh, crossing=fresh),
             key=given.key,
+            parent=working.head.tip,
         )
         if given.key is not None:
             working.consume(InboxRow(given.key, "input", given.digest, "taken"))
@@ -418,7 +491,7 @@ class TurnTask:
     # -- ends
 
     async def _close(self, done: Done, *, last: bool) -> TurnResult:
-        """The last unit's commit: the turn record goes, and with it the lease unless there is something left to do."""
+        """The last unit is done: commit it, end the run, release the session."""
         working = self.working
         turn = working.turn
         self._units += 1
@@ -432,16 +505,39 @@ class TurnTask:
             current=working.current,
             status=working.head.status,
         )
+        if self._publication is not None:
+            usage = {model: one.usage for model, one in turn.usage.items()}
+            turn.out = await self._publication.accept(cast("FlowMachine", self._machine).parts(), usage)
+            turn.shown = turn.shown or shows(turn.out)
+            await self._close_record(turn, result)
+        return await self._end(result, last=last)
+
+    async def _close_record(self, turn: TurnRecord, result: TurnResult) -> None:
+        """From here on the turn's result stands, whoever says so on the channel."""
+        turn.phase = "closing"
+        turn.result = result.to_json()
+        self.working.head.tip = turn.invocation if turn.shown else turn.input or turn.parent
+        await self._commit()
+
+    async def _end(self, result: TurnResult, *, last: bool) -> TurnResult:
+        """End the run where there is a channel, and clear the turn record.
+
+        The lease goes with it, unless there is something left to do.
+        """
+        working, turn = self.working, self.working.turn
+        if self._publication is not None:
+            await self._publication.end(turn.out, run_reason(result), result.error.message if result.error else "")
         self._settle_input(turn, result)
         working.head.turn = None
-        rules = cast("FlowMachine", self._machine).flow.memory.rules.values()
-        due = [rule for rule in rules if due_for_compaction(working, rule)] if last and not working.completed else []
+        ended = result.status != "running"
+        rules = cast("FlowMachine", self._machine).flow.memory.rules.values() if result.success else ()
+        due = [rule for rule in rules if due_for_compaction(working, rule)] if last and not ended else []
         await self._commit(release=last and not due)
         stored = True
         if due:
             self._announce(result)
             stored = await self._compact(due)
-        if last and stored and working.head.status == "running":
+        if last and stored and not ended and result.success:
             self._core.warm.put(self.session_id, working, self._hold.incarnation)
         return result
 
@@ -482,7 +578,7 @@ class TurnTask:
         """Roll back to the last committed unit, give every open call a result, say why, release."""
         self.error = error
         working = self.working
-        if isinstance(error, (StaleWriterError, SessionConflictError)):
+        if isinstance(error, (StaleWriterError, SessionConflictError, FencedError)):
             # Fenced out: whoever has the session now goes on from the last commit; nothing may be written here.
             self._hold.drop()
             return self._result_of(error)
@@ -503,6 +599,7 @@ class TurnTask:
     ) -> TurnResult:
         working, machine = self.working, cast("FlowMachine", self._machine)
         batch = machine.visit.batch if machine.visit else None
+        out = await self._publication.give_up("cancelled" if kind else "failed") if self._publication else None
         await working.forget()
         turn = working.head.turn
         if turn is None:
@@ -521,10 +618,12 @@ class TurnTask:
         if abort:
             working.head.status = "aborted"
         result = self._result_of(error, turn)
-        self._settle_input(turn, result)
-        working.head.turn = None
-        await self._commit(release=release)
-        return result
+        if self._publication is not None:
+            self._publication.turn = turn
+            turn.out = out
+            turn.shown = turn.shown or shows(out)
+            await self._close_record(turn, result)
+        return await self._end(result, last=release)
 
     def _result_of_call(self, call: ToolCall, batch: Batch | None) -> ToolResult:
         """What a call came to when its turn ended; the staged writes of one that finished are applied."""
@@ -576,12 +675,29 @@ class TurnTask:
                 if machine is not None:
                     await machine.clean_up()
                 open_turn = self._attached and self.working.head.turn is not None
+                if open_turn and self.working.turn.phase == "closing":
+                    # What the turn came to is stored; what is left is said by whoever recovers it.
+                    self.error = None
+                    await self._hold.give_up()
+                    return TurnResult.from_json(cast("JsonObject", self.working.turn.result))
                 if open_turn and self._hold.held and kind not in ("shutdown", "lost"):
                     return await self._close_failed(error, False, kind)
                 await self._hold.give_up()
             except Exception as broken:  # noqa: BLE001 - reported; the turn is over either way
                 self._core.report("a cancelled turn could not be closed", broken, self.session_id)
         return self._result_of(error)
+
+
+def shows(out: OutRecord | None) -> bool:
+    """Whether a unit shows anything."""
+    return out is not None and (bool(out.parts) or (out.start is not None))
+
+
+def run_reason(result: TurnResult) -> Literal["complete", "cancelled", "error"]:
+    """How a run ends that came to this."""
+    if result.error is None:
+        return "complete"
+    return "cancelled" if result.error.code == TurnCancelledError.code else "error"
 
 
 def _reshape(working: Working, document: Any) -> None:

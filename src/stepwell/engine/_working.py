@@ -499,6 +499,15 @@ class Working:
         if head.turn is not None:
             self.visit = head.turn.visit
 
+    def said(self) -> UserMessage | None:
+        """What the person said that the open turn answers."""
+        wanted = self.turn.input
+        for history in self.histories.values() if wanted is not None else ():
+            for message in reversed(history.messages):
+                if message.id == wanted and isinstance(message, UserMessage):
+                    return message
+        return None
+
     async def load(self) -> None:
         """Read the histories that this process does not have yet."""
         for ns, memory in self.head.memories.items():

@@ -48,6 +48,7 @@ class Decided(msgspec.Struct):
         ns: Where `answer` is recorded, if not with the stage.
         here: The outcome behind a `Reply`: what it attaches belongs to the stage itself.
         reply: Id of the stored message that says what is shown, if there is one.
+        accepted: The accepted reply that this comes from, if it is one: its reasoning and calls are shown too.
     """
 
     decision: Decision
@@ -58,6 +59,7 @@ class Decided(msgspec.Struct):
     ns: str | None = None
     here: Direct | None = None
     reply: str | None = None
+    accepted: AssistantMessage | None = None
 
     @property
     def outcome(self) -> Outcome | None:
@@ -108,8 +110,8 @@ class Visit:
         if result.cut:
             refused = "The call was cut off or malformed, and did not run."
             results = [self.host.result(c, {"accepted": False, "error": refused}, "not_run") for c in message.calls]
-            return Decided(Again(), shown, results)
-        return Decided(Again(), shown)
+            return Decided(Again(), shown, results, accepted=message)
+        return Decided(Again(), shown, accepted=message)
 
     def _message(self, accepted: Accepted) -> AssistantMessage:
         """The record of an accepted reply."""
@@ -154,11 +156,13 @@ class Visit:
         kept = message.id if message else None
         match value:
             case None:
-                return Decided(Reply(default, None if parsed is None else "application/json"), default, reply=kept)
+                reply = Reply(default, None if parsed is None else "application/json")
+                return Decided(reply, default, reply=kept, accepted=message)
             case Go():
-                return Decided(value, default, reply=kept)
+                return Decided(value, default, reply=kept, accepted=message)
             case DirectTo(content=None) | Finish(content=None):
-                return Decided(msgspec.structs.replace(value, content=default), default, reply=kept)
+                value = msgspec.structs.replace(value, content=default)
+                return Decided(value, default, reply=kept, accepted=message)
             case _:
                 return self._instead(self._answered(value), kept)
 

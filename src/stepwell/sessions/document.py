@@ -6,6 +6,7 @@ log, journal, inbox) is rows that are written once. All of it is plain JSON with
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -18,6 +19,7 @@ __all__ = [
     "LogEntry",
     "MemoryHead",
     "ModelUsage",
+    "OutRecord",
     "SequenceEntry",
     "SessionHead",
     "SessionStatus",
@@ -112,6 +114,30 @@ class VisitRecord(msgspec.Struct, omit_defaults=True):
     content_type: str | None = None
 
 
+class OutRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the last unit shows, until it is settled on the channel.
+
+    Attributes:
+        step: Its step id.
+        stage: Its stage.
+        start: Serial of the attempt that shows exactly this, all of it acknowledged; `None`: there is none.
+        parts: What is to be shown, for a new attempt; empty where `start` is given.
+        dirty: Whether an attempt of this step may be on the channel.
+        reason: How the step ends.
+        first: Whether this is the first that the run's message shows.
+        last: Whether the message ends with it.
+    """
+
+    step: str
+    stage: str
+    start: str | None = None
+    parts: Sequence[JsonObject] = ()
+    dirty: bool = False
+    reason: Literal["complete", "failed", "cancelled"] = "complete"
+    first: bool = False
+    last: bool = False
+
+
 class TurnRecord(msgspec.Struct, omit_defaults=True):
     """The open turn: all that another process needs to go on with it.
 
@@ -119,6 +145,11 @@ class TurnRecord(msgspec.Struct, omit_defaults=True):
         run: Run id.
         invocation: Invocation id; step ids are made from it.
         visit: The current visit.
+        phase: `open`: units are to be run. `closing`: the last one is committed, and `result` is the turn's.
+        out: What the last committed unit shows, where the session has a channel.
+        result: See `phase`.
+        parent: The message of the conversation that this turn's follows.
+        shown: Whether anything of this run's message was shown.
         unit: Index of the next unit.
         key: Unique key of the input's inbox row, if it has one.
         input: Id of the user's message.
@@ -132,6 +163,11 @@ class TurnRecord(msgspec.Struct, omit_defaults=True):
     run: str
     invocation: str
     visit: VisitRecord
+    phase: Literal["open", "closing"] = "open"
+    out: OutRecord | None = None
+    result: JsonObject | None = None
+    parent: str | None = None
+    shown: bool = False
     unit: int = 0
     key: str | None = None
     input: str | None = None
@@ -144,7 +180,8 @@ class TurnRecord(msgspec.Struct, omit_defaults=True):
 class SessionHead(msgspec.Struct, omit_defaults=True):
     """The part of the document that every commit writes.
 
-    `id`, `revision` and the lease are columns beside it in a store; `revision` is filled in on load.
+    `id`, `revision` and the lease are columns beside it in a store; `revision` is filled in on load. `tip` is the
+    `codec-message-id` of the newest message on the session's channel: what comes next follows it.
     """
 
     id: str
@@ -159,6 +196,7 @@ class SessionHead(msgspec.Struct, omit_defaults=True):
     usage: dict[str, ModelUsage] = msgspec.field(default_factory=dict[str, ModelUsage])
     decision_usage: dict[str, ModelUsage] = msgspec.field(default_factory=dict[str, ModelUsage])
     turn: TurnRecord | None = None
+    tip: str | None = None
     previous: str | None = None
     successor: str | None = None
 

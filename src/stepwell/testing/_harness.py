@@ -37,7 +37,7 @@ class TurnHarness:
         store: A memory store by default; any store works. It stays open.
         clock: A self-advancing fake clock by default.
         providers: Names that `model` is registered under besides those of the flows.
-        **options: Of `Engine`.
+        **options: Of `Engine`; `recovery_interval` is `None` here by default.
 
     Attributes:
         engine: The engine.
@@ -69,7 +69,12 @@ class TurnHarness:
         self.session_id: str | None = None
         names = dict.fromkeys((*providers, "scripted", "openai", "anthropic", "google", "offline"))
         self._flows = (flow, *also)
-        self._options: dict[str, Any] = {"models": Providers({name: _Named(model) for name in names}), **options}
+        # Nothing is recovered but when the test says so.
+        self._options: dict[str, Any] = {
+            "models": Providers({name: _Named(model) for name in names}),
+            "recovery_interval": None,
+            **options,
+        }
         self.engine: Engine = self._engine()
 
     def _engine(self) -> Engine:

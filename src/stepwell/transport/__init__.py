@@ -17,6 +17,7 @@ from ._run import AgentRun
 from ._step import RunStep
 from ._tree import ConversationTree
 from ._view import BranchSelection, View, ViewChange, ViewChanges
+from ._writer import ChannelWriter, OutputWriter
 
 __all__ = [
     "AgentRun",
@@ -24,6 +25,7 @@ __all__ = [
     "BranchSelection",
     "BulkChange",
     "CancelEvent",
+    "ChannelWriter",
     "ClientRun",
     "ClientSession",
     "Codec",
@@ -45,6 +47,7 @@ __all__ = [
     "OnSteer",
     "OpenOutput",
     "OutputChange",
+    "OutputWriter",
     "PipeResult",
     "PromptView",
     "RunChange",

@@ -169,6 +169,8 @@ class StreamDecoder:
 
 def _texts(headers: Headers) -> Headers:
     """Without what is no text, which other writers may have put there: a real `true` is not `"true"`."""
-    if all(type(value) is str for value in headers.values()):
-        return headers
-    return {key: value for key, value in headers.items() if type(value) is str}
+    try:
+        "".join(headers.values())  # each header of each message comes by here
+    except TypeError:
+        return {key: value for key, value in headers.items() if type(value) is str}
+    return headers

@@ -53,6 +53,8 @@ class ChannelWriter:
         client_id: Who writes, as the messages say.
         clock: For the delays.
         on_fenced: Called once, when a newer epoch has taken the channel over.
+        patience: Seconds for which a write is repeated while the channel is busy or unreachable, before its error is
+            raised; infinity for a writer whose lease says how long it may try.
     """
 
     def __init__(
@@ -63,12 +65,14 @@ class ChannelWriter:
         client_id: str | None,
         clock: Clock,
         on_fenced: Callable[[], object],
+        patience: float = RETRY_SECONDS,
     ) -> None:
         self._channel = channel
         self._epoch = epoch
         self._client_id = client_id
         self._clock = clock
         self._on_fenced = on_fenced
+        self._patience = patience
         self._mute = False
         self.stopped: StepwellError | None = None
 
@@ -95,7 +99,7 @@ class ChannelWriter:
         """Publish messages. Those without an idempotency id get one, so that retrying is safe.
 
         Raises:
-            ChannelBusyError: The channel was busy for `RETRY_SECONDS`; it is not known whether they were stored.
+            ChannelBusyError: The channel was busy for the writer's patience; it is not known whether they were stored.
             FencedError: A newer epoch writes; nothing was stored, now or later.
             SessionClosedError: The session was detached; nothing was stored.
             ChannelError, InvalidInputError: See `Channel.publish`.
@@ -154,7 +158,7 @@ class ChannelWriter:
             try:
                 result = await write()
             except ChannelBusyError:
-                if waited >= RETRY_SECONDS:
+                if waited >= self._patience:
                     raise
             except FencedError as error:
                 self.stop(error)
@@ -173,11 +177,16 @@ class OutputWriter:
 
     Keeps the ids of its messages apart from those of every other `pipe`: two may write under one `codec-message-id`,
     and no message of one may be taken for a repetition of the other's.
+
+    Args:
+        writer: Where to.
+        scope: Begins the ids; None draws one. Give it where the very same messages may be written again by a process
+            that does not know whether they are there.
     """
 
-    def __init__(self, writer: ChannelWriter) -> None:
+    def __init__(self, writer: ChannelWriter, scope: str | None = None) -> None:
         self._writer = writer
-        self._scope = str(uuid4())
+        self._scope = scope or str(uuid4())
 
     async def publish(self, messages: Sequence[WireMessage]) -> list[str]:
         """See `ChannelWriter.publish`."""
