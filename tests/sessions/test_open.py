@@ -138,6 +138,7 @@ def test_the_public_names() -> None:
         "MigrationFunction",
         "ModelUsage",
         "NewMessage",
+        "OutRecord",
         "SCHEMA",
         "SequenceEntry",
         "SessionHead",

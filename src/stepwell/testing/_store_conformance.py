@@ -39,6 +39,7 @@ from stepwell.sessions import (
     LogEntry,
     MemoryHead,
     NewMessage,
+    OutRecord,
     SequenceEntry,
     SessionHead,
     SessionStore,
@@ -187,12 +188,16 @@ class SessionStoreConformance(LeaseTests, RowTests):
             with raises(NonJsonValueError):
                 await store.save(lease, Commit(head=make_head(), log=[LogEntry("info", 0.0, "x", [value])]), 1)
         visit = VisitRecord("A", message={"content": b"bytes"})
+        result = TurnRecord("r", "i", VisitRecord("A"), result={"n": float("nan")})
+        shown = TurnRecord("r", "i", VisitRecord("A"), out=OutRecord("r-step-0", "A", parts=[{"n": {1}}]))
         for commit in (
             Commit(head=make_head(stages={"A": StageRecord(model={"n": {1}})})),
             Commit(head=make_head(stages={"\ud800": StageRecord()})),
             Commit(head=make_head(workflow=WorkflowRecord("Flow", context={"n": float("nan")}))),
             Commit(head=make_head(workflow=WorkflowRecord("Flow", model={"n": object()}))),
             Commit(head=SessionHead("s", WorkflowRecord("Flow"), turn=TurnRecord("r", "i", visit))),
+            Commit(head=SessionHead("s", WorkflowRecord("Flow"), turn=result)),
+            Commit(head=SessionHead("s", WorkflowRecord("Flow"), turn=shown)),
             Commit(head=make_head(), log=[LogEntry("info", 0.0, "\ud800")]),
             Commit(head=make_head(), sequence=[SequenceEntry("\ud800", 0.0)]),
             Commit(head=make_head(), messages=[NewMessage("\ud800", 0, b"{}")]),
