@@ -3,6 +3,7 @@
 # ruff: noqa: ASYNC240 - small files in a test hold up nobody
 
 import asyncio
+import json
 import signal
 import sqlite3
 import subprocess
@@ -356,3 +357,25 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         with pytest.raises(InvalidInputError, match=rf"pip install 'stepwell\[{extra}\]'"):
             open_channels(url)
+
+
+async def test_the_extras_of_an_append_are_those_that_were_given_with_it(tmp_path: Path) -> None:
+    def streaming(**more: Any) -> dict[str, Any]:
+        return {"ai": {"transport": {"status": "streaming", "run-id": "r"}, "codec": {"type": "text"}}, **more}
+
+    changed = streaming()
+    given = [streaming(), changed, changed, None, streaming(x=1), streaming(x=True), streaming()]
+    async with open_channels(f"sqlite:///{tmp_path / 'channels.db'}") as channels:
+        channel = await channels.open("c")
+        async with channel.subscribe() as subscription:
+            [serial] = await channel.publish([WireMessage(name="m", data="", extras=streaming())])
+            expected: list[Any] = []
+            for seq, extras in enumerate(given, 1):
+                if seq == 3:
+                    changed["ai"]["transport"]["run-id"] = "other"
+                await channel.append(serial, "t", extras, seq=seq)
+                expected.append(expected[-1] if extras is None else json.dumps(extras, sort_keys=True))
+            found: list[str] = []
+            while len(found) < len(given) + 1:
+                found += [json.dumps(item.extras, sort_keys=True) for item in await subscription.read()]
+    assert found[1:] == expected

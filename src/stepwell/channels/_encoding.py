@@ -7,7 +7,7 @@ with the message, and the others are stored once, with the first message that ha
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -20,6 +20,7 @@ __all__ = [
     "encode_data",
     "join_extras",
     "key_of",
+    "plain_copy",
     "split_extras",
 ]
 
@@ -56,6 +57,21 @@ def join_extras(shared: str | None, rest: str | None) -> Extras | None:
         ai = extras["ai"]
         ai["transport"] = {**_decode(shared), **ai["transport"]}
     return extras
+
+
+def plain_copy(extras: Extras | None) -> Extras | None:
+    """A copy of extras that are headers and nothing else; None of all others.
+
+    Whatever is equal to the copy says the same: in a value that is no text, `1` and `true` would be equal.
+    """
+    ai = extras.get("ai") if extras is not None and len(extras) == 1 else None
+    if type(ai) is not dict:
+        return None
+    tiers = cast("dict[str, Any]", ai)
+    for tier in tiers.values():
+        if type(tier) is not dict or not all(type(value) is str for value in cast("dict[str, Any]", tier).values()):
+            return None
+    return {"ai": {name: dict(tier) for name, tier in tiers.items()}}
 
 
 def encode_data(data: Data) -> tuple[bool, str | None]:

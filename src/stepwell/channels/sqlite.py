@@ -6,10 +6,9 @@ the row: SQLite has one writer at a time, so a reader that goes by position miss
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sqlite3
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
@@ -32,7 +31,7 @@ from stepwell.wire import (
     version_at,
 )
 
-from ._encoding import encode_data, key_of, split_extras
+from ._encoding import encode_data, key_of, plain_copy, split_extras
 from ._reader import Bounds, LogChannel, Page, Row
 from ._refusals import check_epoch, closed, fenced, missing, not_text, out_of_order
 from ._sqlite_rows import (
@@ -88,7 +87,7 @@ class SqliteChannels:
         self.retention = retention
         self.clock = clock or SystemClock()
         self._full = synchronous == "full"
-        with _mapped():
+        with _mapped:
             self._owner: SqliteOwner | None = acquire_owner(path, PART, busy_timeout)
 
     async def open(self, name: str) -> SqliteChannel:
@@ -131,7 +130,7 @@ class SqliteChannels:
 
     async def write(self, name: str, job: Callable[[sqlite3.Cursor], T], *, aside: bool = False) -> T:
         """Run a job in a transaction, then wake the channel's readers."""
-        with _mapped():
+        with _mapped:
             owner = self.owner()
             done = owner.write(job, full=self._full, aside=aside)
             # Not after the await: whoever is cancelled there has written all the same.
@@ -140,13 +139,13 @@ class SqliteChannels:
 
     async def read(self, job: Callable[[sqlite3.Cursor], T], *, aside: bool = False) -> T:
         """Run a job on what is committed; aside if it may take long."""
-        with _mapped():
+        with _mapped:
             owner = self.owner()
             return await (owner.read_aside(job) if aside else owner.read(job))
 
     async def wait(self, name: str, series: str, after: int) -> None:
         """See `Watch.wait`."""
-        with _mapped():
+        with _mapped:
             await watch_of(self.owner()).wait(name, series, after)
 
     def now(self) -> int:
@@ -160,6 +159,7 @@ class SqliteChannel(LogChannel):
     def __init__(self, provider: SqliteChannels, name: str) -> None:
         self._provider = provider
         self.name = name
+        self._repeated: _Change | None = None  # of the append before: of every token of a stream they are the same
 
     # -- writing
 
@@ -202,8 +202,14 @@ class SqliteChannel(LogChannel):
 
     async def append(self, serial: str, data: str, extras: Extras | None, *, seq: int, epoch: int | None = None) -> str:
         """See `Channel.append`."""
-        check_append(data, extras)
-        return await self._provider.write(self.name, partial(self._append, serial, data, _Change(extras), seq, epoch))
+        change = self._repeated
+        if extras is None or change is None or change.plain != extras:
+            check_append(data, extras)
+            change = self._repeated = _Change(extras)
+            change.plain = plain_copy(extras)
+        else:
+            check_append(data, None)
+        return await self._provider.write(self.name, partial(self._append, serial, data, change, seq, epoch))
 
     def _append(
         self, serial: str, data: str, change: _Change, seq: int, epoch: int | None, cursor: sqlite3.Cursor
@@ -219,7 +225,9 @@ class SqliteChannel(LogChannel):
         self._move(cursor, head)
         headers, rest = message.extras
         if change.is_given:
-            headers, rest = headers_id(cursor, head.id, change.headers), change.rest
+            if change.headers != message.headers:  # nearly always they are those of the append before
+                headers = headers_id(cursor, head.id, change.headers)
+            rest = change.rest
         is_open = change.is_open and not message.is_ephemeral if change.is_given else message.is_open
         now = self._provider.now()
         if is_open:
@@ -351,14 +359,16 @@ class _Change:
         is_open: Whether more appends are expected.
         headers: See `split_extras`.
         rest: See `split_extras`.
+        plain: See `plain_copy`; if it was asked for.
     """
 
-    __slots__ = ("headers", "is_given", "is_open", "rest")
+    __slots__ = ("headers", "is_given", "is_open", "plain", "rest")
 
     def __init__(self, extras: Extras | None) -> None:
         self.is_given = extras is not None
         self.is_open = is_open_stream(extras)
         self.headers, self.rest = split_extras(extras)
+        self.plain: Extras | None = None
 
 
 class _Given:
@@ -388,8 +398,10 @@ class _Given:
 
 _STORED: Final = (
     "SELECT m.place, m.text AND m.data IS NOT NULL, m.headers, m.rest, a.headers, a.rest, m.version, m.applied, m.open,"
-    " m.ephemeral"
+    " m.ephemeral, h.headers"
     " FROM channel_message m LEFT JOIN channel_append a ON a.channel = m.channel AND a.position = m.version"
+    " LEFT JOIN channel_headers h ON h.channel = m.channel"
+    " AND h.id = CASE WHEN a.rest IS NULL THEN m.headers ELSE a.headers END"
     " WHERE m.channel = ? AND m.position = ?"
 )
 
@@ -402,18 +414,20 @@ class _Stored:
         is_text: It can be appended to.
         stored: Headers and rest of its extras in its row.
         extras: The same as of its newest mutation.
+        headers: Those of its newest mutation as JSON.
         version: Position of that.
         applied: How many appends it has.
         is_open: Whether appends that follow get rows of their own.
         is_ephemeral: They do not: it is always whole.
     """
 
-    __slots__ = ("applied", "extras", "is_ephemeral", "is_open", "is_text", "position", "stored", "version")
+    __slots__ = ("applied", "extras", "headers", "is_ephemeral", "is_open", "is_text", "position", "stored", "version")
 
     def __init__(self, position: int, row: tuple[Any, ...]) -> None:
         self.position = position
         _, self.is_text, headers, rest, last_headers, last_rest, self.version, self.applied = row[:8]
-        self.is_open, self.is_ephemeral = row[8:]
+        self.headers: str | None
+        self.is_open, self.is_ephemeral, self.headers = row[8:]
         self.stored: tuple[int | None, str | None] = headers, rest
         self.extras = self.stored if last_rest is None else (last_headers, last_rest)
 
@@ -439,14 +453,22 @@ class _Stored:
         )
 
 
-@contextlib.contextmanager
-def _mapped() -> Generator[None]:
+class _Mapped:
     """What the connections say is said as a channel's error: the file is the same, its users differ."""
-    try:
-        yield
-    except StoreBusyError as error:
-        raise ChannelBusyError(error.message) from error
-    except StoreDataError as error:
-        raise ChannelDataError(error.message) from error
-    except StoreError as error:
-        raise ChannelError(error.message) from error
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        """Nothing."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        """Raise the channel's error."""
+        if isinstance(error, StoreBusyError):
+            raise ChannelBusyError(error.message) from error
+        if isinstance(error, StoreDataError):
+            raise ChannelDataError(error.message) from error
+        if isinstance(error, StoreError):
+            raise ChannelError(error.message) from error
+
+
+_mapped: Final = _Mapped()  # a generator in its place would be a tenth of what an append costs
