@@ -246,7 +246,7 @@ async def join(url: str) -> Result:
     async with open_channels(url) as channels:
         channel = await channels.open("join")
         await _converse(channel, ANSWERS, ANSWER_TOKENS)
-        for key, page, limit in (("join", 1_000, sys.maxsize), ("join_100", 100, sys.maxsize), ("first", 100, 10)):
+        for key, page, limit in (("join", 100, sys.maxsize), ("join_1000", 1_000, sys.maxsize), ("first", 100, 10)):
             times: list[tuple[float, float]] = []
             for _ in range(16):
                 gc.collect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from typing import Any
 
@@ -29,6 +30,8 @@ PLACES = {
 
 def kill_writers(backends: Backends, runs: int, console: Console) -> list[dict[str, Any]]:
     """So many in each durable backend; one object of counts each."""
+    # Clients that leave amid a query: psycopg says each time that it closes the connection.
+    logging.getLogger("psycopg").setLevel(logging.ERROR)
     names = [name for name in backends.names if name in DURABLE]
     return [asyncio.run(_kill(backends, name, runs, console)) for name in names]
 
