@@ -324,6 +324,8 @@ def _marks(name: str) -> tuple[str, str]:
 
 
 def _bars_block(report: dict[str, Any], old: str) -> list[str]:
+    if all(bar["measured"] is None for bar in report["bars"]):
+        return []
     before = {line.split(" | ")[0].removeprefix("| "): line for line in old.splitlines() if line.startswith("| ")}
     lines = _rows(BARS_HEADER, [_bar(bar) for bar in report["bars"]], left=(0, 1, 6)).splitlines()
     for index, bar in enumerate(report["bars"], 2):
