@@ -58,11 +58,13 @@ async def append(url: str) -> Result:
     async with open_channels(url) as channels:
         for writers in (1, 50):
             opened = [await channels.open(f"append:{writers}:{number}") for number in range(writers)]
-            result[f"appends_{writers}"] = await _appends(opened)
+            rate, processor = await _appends(opened)
+            result[f"appends_{writers}"], result[f"append_{writers}_cpu_us"] = round(rate), round(processor * 1e6, 1)
     return result
 
 
-async def _appends(channels: list[Channel]) -> float:
+async def _appends(channels: list[Channel]) -> tuple[float, float]:
+    """How many a second, and seconds of this process's processors for one."""
     extras = make_extras({H.STREAM: "true", H.STATUS: "streaming", H.STREAM_ID: "s", H.RUN_ID: "run"}, {"type": "text"})
     end = 0.0
 
@@ -76,10 +78,11 @@ async def _appends(channels: list[Channel]) -> float:
 
     end = time.perf_counter() + 0.3  # connections, prepared statements
     await asyncio.gather(*map(write, channels))
-    began = time.perf_counter()
-    end = began + APPEND_SECONDS
-    counts = await asyncio.gather(*map(write, channels))
-    return round(sum(counts) / (time.perf_counter() - began))
+    clock = _Clock()
+    end = time.perf_counter() + APPEND_SECONDS
+    count = sum(await asyncio.gather(*map(write, channels)))
+    wall, cpu = clock.read()
+    return count / wall, cpu / count
 
 
 # --- latency ----------------------------------------------------------------------------------------------------------

@@ -61,12 +61,13 @@ GROWTH = Figure("growth", "turn 1,000 : turn 10", "x", "growth", _growth)
 
 
 def _key(key: str) -> Callable[[Result], float | None]:
-    return lambda result: result[key]
+    return lambda result: result.get(key)
 
 
 CHANNEL_FIGURES = (
     Figure("appends_1", "one writer", "appends/s", "append", _key("appends_1")),
     Figure("appends_50", "fifty writers", "appends/s", "append", _key("appends_50")),
+    Figure("append_cpu", "an append of these, processor", "µs", "append", _key("append_50_cpu_us")),
     Figure("latency_p50", "delivery p50", "ms", "latency", _key("latency_p50_ms")),
     Figure("latency_p99", "delivery p99", "ms", "latency", _key("latency_p99_ms")),
     Figure("stored", "token stored", "µs", "token", _key("stored_us")),
