@@ -150,11 +150,11 @@ class Publication:
         messages.append(run_start(self._run(), parent=parent, idempotency_id=f"{turn.run}:open"))
         await self.writer.publish(messages)
 
-    async def end(self, out: OutRecord | None, reason: Literal["complete", "cancelled", "error"], error: str) -> None:
-        """Settle the last unit, and say that the run is over. May be repeated, also by another process."""
+    async def end(self, reason: Literal["complete", "cancelled", "error"], error: str) -> None:
+        """Settle what is committed, and say that the run is over. May be repeated, also by another process."""
         info = ErrorInfo(message=error) if reason == "error" else None
         last = run_end(self._run(), reason, info, idempotency_id=f"{self.turn.run}:end")
-        await self.settle(out, last)
+        await self.settle(last)
 
     # -- a unit as it runs: what the turn's stream tells
 
@@ -267,11 +267,22 @@ class Publication:
             self._dirty = self._dirty or attempt.begun
             if reason == "cancelled" and (start := await attempt.acknowledged(_PATIENCE)) is not None:
                 return OutRecord(step=step, stage=self._stage, start=start, dirty=True, reason=reason)
-        if not self._dirty:
-            return None
-        return OutRecord(step=step, stage=self._stage, dirty=True, reason=reason)
+        return self._record(step, reason, ())
 
-    async def settle(self, out: OutRecord | None, last: WireMessage | None = None) -> None:
+    def unfinished(self, results: Sequence[JsonObject], reason: Literal["failed", "cancelled"]) -> OutRecord | None:
+        """As `give_up`, where calls were open: what became of them is shown in the place of what their unit showed."""
+        shown = results if self._mode != "off" else ()
+        return self._record(f"{self.turn.invocation}-step-{self.turn.unit}", reason, shown)
+
+    def _record(
+        self, step: str, reason: Literal["failed", "cancelled"], parts: Sequence[JsonObject]
+    ) -> OutRecord | None:
+        if not self._dirty and not parts:
+            return None
+        first = not self.turn.shown
+        return OutRecord(step=step, stage=self._stage, parts=parts, dirty=True, reason=reason, first=first)
+
+    async def settle(self, last: WireMessage | None = None) -> None:
         """Make the channel show what was committed, and `last` behind it. May be repeated, also by another process.
 
         Raises:
@@ -280,13 +291,16 @@ class Publication:
         """
         await self._quiet()
         messages: list[WireMessage] = []
-        start = out.start if out is not None else None
-        if out is not None and start is None and (out.parts or out.dirty):
-            start = await self.start_step(out.step, f"{out.step}:settle")
-            if out.parts:
-                await self._say_whole(out, start)
-        if out is not None and start is not None:
+        for out in self.turn.outs:
+            start = out.start
+            if start is None:
+                start = await self.start_step(out.step, f"{out.step}:settle")
+                if out.parts:
+                    await self._say_whole(out, start)
             messages.append(self.step_end(out.step, start, out.reason))
+            if out is not self.turn.outs[-1]:
+                await self.writer.publish(messages)
+                messages = []
         if last is not None:
             messages.append(last)
         if messages:

@@ -53,6 +53,7 @@ from ._ids import new_id, session_id_from
 from ._inputs import TurnInput
 from ._machine import Done, FlowMachine
 from ._result import TurnResult, failure_of, wrap
+from ._shape import result_part
 from ._stream import Reader, TurnStream
 from ._working import Working
 
@@ -93,6 +94,7 @@ class TurnTask:
         self._committing = False
         self._writer: ChannelWriter | None = None
         self._publication: Publication | None = None
+        self._closed: TurnResult | None = None  # what the turn came to, from its closing commit on
 
     # -- for callers
 
@@ -192,12 +194,11 @@ class TurnTask:
                 return await self._close(done, last=last)
             turn = self.working.turn
             if self._publication is not None:
-                turn.out = await self._publication.accept(machine.parts(), None)
-                turn.shown = turn.shown or shows(turn.out)
+                self._shows(turn, await self._publication.accept(machine.parts(), None))
             await self._commit()
             self._units += 1
             if self._publication is not None:
-                await self._publication.settle(turn.out)
+                await self._publication.settle()
 
     # -- beginning
 
@@ -237,7 +238,7 @@ class TurnTask:
             if not await self._restore():
                 return None
             self._open_record(fresh=False)
-            await self._commit()
+            await self._commit(unit=False)
             await self._started()
             return None
 
@@ -392,7 +393,7 @@ class TurnTask:
             if publication is not None:
                 if turn.unit == 0:  # else the run was opened before the first unit was committed
                     await publication.open(working.said())
-                await publication.settle(turn.out)
+                await publication.settle()
             await machine.build()
             machine.restored = True
             return await self._units_until_done(last=last)
@@ -472,8 +473,8 @@ class TurnTask:
         if (why := await self._hold.renew()) is not None:
             self.cancel("lost", why)
 
-    async def _commit(self, *, release: bool = False) -> None:
-        """One unit into the store.
+    async def _commit(self, *, release: bool = False, unit: bool = True) -> None:
+        """Everything since the last commit into the store; listeners are told if a unit is.
 
         A cancel that comes meanwhile is held back: it is honoured at the next await, with the unit stored.
         """
@@ -485,7 +486,7 @@ class TurnTask:
             self._committing = False
             if self._cancel is not None:
                 self._scope.cancel()
-        if self._stream.heard:
+        if unit and self._stream.heard:
             self._stream.emit(Committed(working.step_id, revision))
 
     # -- ends
@@ -507,8 +508,7 @@ class TurnTask:
         )
         if self._publication is not None:
             usage = {model: one.usage for model, one in turn.usage.items()}
-            turn.out = await self._publication.accept(cast("FlowMachine", self._machine).parts(), usage)
-            turn.shown = turn.shown or shows(turn.out)
+            self._shows(turn, await self._publication.accept(cast("FlowMachine", self._machine).parts(), usage))
             await self._close_record(turn, result)
         return await self._end(result, last=last)
 
@@ -516,8 +516,9 @@ class TurnTask:
         """From here on the turn's result stands, whoever says so on the channel."""
         turn.phase = "closing"
         turn.result = result.to_json()
+        self._closed = result
         self.working.head.tip = turn.invocation if turn.shown else turn.input or turn.parent
-        await self._commit()
+        await self._commit(unit=result.success)
 
     async def _end(self, result: TurnResult, *, last: bool) -> TurnResult:
         """End the run where there is a channel, and clear the turn record.
@@ -526,13 +527,13 @@ class TurnTask:
         """
         working, turn = self.working, self.working.turn
         if self._publication is not None:
-            await self._publication.end(turn.out, run_reason(result), result.error.message if result.error else "")
+            await self._publication.end(run_reason(result), result.error.message if result.error else "")
         self._settle_input(turn, result)
         working.head.turn = None
         ended = result.status != "running"
         rules = cast("FlowMachine", self._machine).flow.memory.rules.values() if result.success else ()
         due = [rule for rule in rules if due_for_compaction(working, rule)] if last and not ended else []
-        await self._commit(release=last and not due)
+        await self._commit(release=last and not due, unit=self._publication is None and result.success)
         stored = True
         if due:
             self._announce(result)
@@ -585,30 +586,52 @@ class TurnTask:
         machine = cast("FlowMachine", self._machine)
         self._stream.blank()
         abort = False
-        with CancelScope(shield=True):
+        with CancelScope(shield=True) as scope:
             try:
                 await machine.clean_up()
                 abort = await machine.flow.on_turn_error(error) == "abort"
             except Exception as broken:  # noqa: BLE001 - the first error is the one that counts
                 working.log("error", "clean-up or on_turn_error raised", {"error": type(broken).__name__})
-            return await self._close_failed(error, abort, None, release=not keep_lease)
+            result = await self._roll_back(error, abort, None)
+            # Without a channel what is left is one commit; else it may take its time, and recovery could do it too.
+            scope.shield = self._publication is None
+            return await self._end_failed(result, error, last=not keep_lease)
         return self._result_of(error)
 
-    async def _close_failed(
-        self, error: Exception, abort: bool, kind: CancelKind | None, *, release: bool = True
-    ) -> TurnResult:
-        working, machine = self.working, cast("FlowMachine", self._machine)
+    async def _end_failed(self, result: TurnResult | None, error: Exception, *, last: bool) -> TurnResult:
+        if result is not None:
+            return await self._end(result, last=last)
+        await self._hold.give_up()
+        return self._closed or self._result_of(error)
+
+    async def _roll_back(self, error: Exception, abort: bool, kind: CancelKind | None) -> TurnResult | None:
+        """Go back to what is committed, and close the turn from there.
+
+        Returns:
+            What the turn came to, to be ended; `None` where nothing is open.
+        """
+        working, machine, publication = self.working, cast("FlowMachine", self._machine), self._publication
         batch = machine.visit.batch if machine.visit else None
-        out = await self._publication.give_up("cancelled" if kind else "failed") if self._publication else None
+        reason = "cancelled" if kind else "failed"
+        out = await publication.give_up(reason) if publication is not None else None
         await working.forget()
         turn = working.head.turn
         if turn is None:
-            await self._hold.give_up()
-            return self._result_of(error)
+            return None
+        if publication is not None:
+            publication.turn = turn
+        if turn.phase == "closing":
+            # It was committed, and only the answer was lost: that is what the turn came to.
+            self.error = None
+            return TurnResult.from_json(cast("JsonObject", turn.result))
+        if out is not None and any(out.step == one.step for one in turn.outs):
+            out = None  # the same for its unit
         stage = turn.visit.stage
+        results: list[ToolResult] = []
         for ns, history in working.histories.items():
             for call in history.open:
-                working.add_message(ns, stage, self._result_of_call(call, batch))
+                results.append(self._result_of_call(call, batch))
+                working.add_message(ns, stage, results[-1])
         failure = failure_of(error)
         working.log(
             "info" if kind else "error",
@@ -618,12 +641,18 @@ class TurnTask:
         if abort:
             working.head.status = "aborted"
         result = self._result_of(error, turn)
-        if self._publication is not None:
-            self._publication.turn = turn
-            turn.out = out
-            turn.shown = turn.shown or shows(out)
+        if publication is not None:
+            if results:
+                parts = [result_part(one.call, one.outcome, one.content) for one in results]
+                out = publication.unfinished(parts, reason)
+            self._shows(turn, *turn.outs, out)
             await self._close_record(turn, result)
-        return await self._end(result, last=release)
+        return result
+
+    def _shows(self, turn: TurnRecord, *outs: OutRecord | None) -> None:
+        """Say in the record what is to be shown with the next commit."""
+        turn.outs = [out for out in outs if out is not None]
+        turn.shown = turn.shown or any(out.parts or out.start is not None for out in turn.outs)
 
     def _result_of_call(self, call: ToolCall, batch: Batch | None) -> ToolResult:
         """What a call came to when its turn ended; the staged writes of one that finished are applied."""
@@ -681,16 +710,11 @@ class TurnTask:
                     await self._hold.give_up()
                     return TurnResult.from_json(cast("JsonObject", self.working.turn.result))
                 if open_turn and self._hold.held and kind not in ("shutdown", "lost"):
-                    return await self._close_failed(error, False, kind)
+                    return await self._end_failed(await self._roll_back(error, False, kind), error, last=True)
                 await self._hold.give_up()
             except Exception as broken:  # noqa: BLE001 - reported; the turn is over either way
                 self._core.report("a cancelled turn could not be closed", broken, self.session_id)
         return self._result_of(error)
-
-
-def shows(out: OutRecord | None) -> bool:
-    """Whether a unit shows anything."""
-    return out is not None and (bool(out.parts) or (out.start is not None))
 
 
 def run_reason(result: TurnResult) -> Literal["complete", "cancelled", "error"]:

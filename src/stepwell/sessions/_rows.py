@@ -56,10 +56,12 @@ def head_bytes(head: SessionHead) -> bytes:
     if (workflow.context and not _plain(workflow.context, 1)) or not _plain(workflow.model, 1):
         raise refusal(head)
     if turn is not None:
-        visit, out = turn.visit, turn.out
+        visit = turn.visit
         if (visit.message or visit.alternate) and not (_plain(visit.message, 1) and _plain(visit.alternate, 1)):
             raise refusal(head)
-        if (turn.result and not _plain(turn.result, 1)) or (out and out.parts and not _plain(list(out.parts), 1)):
+        if turn.result and not _plain(turn.result, 1):
+            raise refusal(head)
+        if turn.outs and not all(_plain(out.parts, 1) for out in turn.outs):
             raise refusal(head)
     try:
         revision, head.revision = head.revision, 0  # a column; put back below, cheaper than a copy of the head
@@ -244,7 +246,7 @@ def refusal(head: SessionHead) -> NonJsonValueError:
     if turn is not None:
         visit = turn.visit
         parts += [("turn.visit.message", visit.message), ("turn.visit.alternate", visit.alternate)]
-        parts += [("turn.result", turn.result), ("turn.out.parts", list(turn.out.parts) if turn.out else None)]
+        parts += [("turn.result", turn.result), ("turn.outs", [out.parts for out in turn.outs])]
     try:
         for path, value in parts:
             _check(value, path)

@@ -146,7 +146,8 @@ class TurnRecord(msgspec.Struct, omit_defaults=True):
         invocation: Invocation id; step ids are made from it.
         visit: The current visit.
         phase: `open`: units are to be run. `closing`: the last one is committed, and `result` is the turn's.
-        out: What the last committed unit shows, where the session has a channel.
+        outs: What committed units show that may not be settled yet, where the session has a channel: the last one, and
+            where the turn failed in the next, that one too.
         result: See `phase`.
         parent: The message of the conversation that this turn's follows.
         shown: Whether anything of this run's message was shown.
@@ -164,7 +165,7 @@ class TurnRecord(msgspec.Struct, omit_defaults=True):
     invocation: str
     visit: VisitRecord
     phase: Literal["open", "closing"] = "open"
-    out: OutRecord | None = None
+    outs: Sequence[OutRecord] = ()
     result: JsonObject | None = None
     parent: str | None = None
     shown: bool = False

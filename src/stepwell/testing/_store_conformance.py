@@ -189,7 +189,7 @@ class SessionStoreConformance(LeaseTests, RowTests):
                 await store.save(lease, Commit(head=make_head(), log=[LogEntry("info", 0.0, "x", [value])]), 1)
         visit = VisitRecord("A", message={"content": b"bytes"})
         result = TurnRecord("r", "i", VisitRecord("A"), result={"n": float("nan")})
-        shown = TurnRecord("r", "i", VisitRecord("A"), out=OutRecord("r-step-0", "A", parts=[{"n": {1}}]))
+        shown = TurnRecord("r", "i", VisitRecord("A"), outs=[OutRecord("r-step-0", "A", parts=[{"n": {1}}])])
         for commit in (
             Commit(head=make_head(stages={"A": StageRecord(model={"n": {1}})})),
             Commit(head=make_head(stages={"\ud800": StageRecord()})),
