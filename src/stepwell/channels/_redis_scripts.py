@@ -322,6 +322,21 @@ local function as_now(p, entry)
   if changed then return unpack_(changed) end
   return entry and unpack_(entry[2][2]) or created(p)
 end
+
+-- What is ephemeral and was not changed for a minute is gone, whether it was removed yet or not: that waits for a
+-- publish. The last argument is the time in ms, or '' for the server's.
+local limit_of_ephemerals
+local function is_gone(p, rec)
+  if not limit_of_ephemerals then
+    local now = tonumber(ARGV[#ARGV])
+    if not now then
+      local time = call('TIME')
+      now = time[1] * 1000 + math.floor(time[2] / 1000)
+    end
+    limit_of_ephemerals = now - 60000
+  end
+  return rec[4] <= limit_of_ephemerals and #call('XRANGE', EPH, p .. '-0', p .. '-0') > 0
+end
 """
 )
 
@@ -330,7 +345,7 @@ MESSAGE: Final = (
     + """
 -- ARGV[1]: position.
 local rec = as_now(ARGV[1])
-if rec then add(ARGV[1], ARGV[1], rec) end
+if rec and not is_gone(ARGV[1], rec) then add(ARGV[1], ARGV[1], rec) end
 return pack({rows, headers})
 """
 )
@@ -362,18 +377,37 @@ local after, limit = ARGV[2], tonumber(ARGV[3])
 if found[1] ~= ARGV[1] or tonumber(after) < tonumber(found[3]) then return false end
 local appends, heads = {}, {}
 
+-- What is gone does not count: behind it there may be what is not.
 for _, log in ipairs({LOG, EPH}) do
-  for _, entry in ipairs(call('XRANGE', log, '(' .. after .. '-0', '+', 'COUNT', limit)) do
-    local p = position(entry[1])
-    local rec = as_now(p, entry)
-    -- Only appended to: its create comes as it was, and the appends are rows of their own.
-    if rec[6] == tonumber(p) then rec = unpack_(entry[2][2]) end
-    add(p, p, rec)
-  end
+  local from, left, entries = after, limit, nil
+  repeat
+    entries = call('XRANGE', log, '(' .. from .. '-0', '+', 'COUNT', limit)
+    for _, entry in ipairs(entries) do
+      local p = position(entry[1])
+      local rec = as_now(p, entry)
+      if log ~= EPH or not is_gone(p, rec) then
+        -- Only appended to: its create comes as it was, and the appends are rows of their own.
+        if rec[6] == tonumber(p) then rec = unpack_(entry[2][2]) end
+        add(p, p, rec)
+        left = left - 1
+      end
+      from = p
+    end
+  until #entries < limit or left <= 0
 end
 
-local whole = call('ZRANGEBYSCORE', WHOLE, '(' .. after, '+inf', 'WITHSCORES', 'LIMIT', 0, limit)
-for i = 1, #whole, 2 do add(whole[i + 1], whole[i], as_now(whole[i])) end
+local from, left, whole = after, limit, nil
+repeat
+  whole = call('ZRANGEBYSCORE', WHOLE, '(' .. from, '+inf', 'WITHSCORES', 'LIMIT', 0, limit)
+  for i = 1, #whole, 2 do
+    local rec = as_now(whole[i])
+    if not is_gone(whole[i], rec) then
+      add(whole[i + 1], whole[i], rec)
+      left = left - 1
+    end
+    from = whole[i + 1]
+  end
+until #whole < 2 * limit or left <= 0
 
 local function earliest(a, b) return a[1] < b[1] end
 local function cut()
@@ -381,7 +415,8 @@ local function cut()
   for i = #appends, limit + 1, -1 do appends[i] = nil end
 end
 for _, p in ipairs(call('ZRANGEBYSCORE', OPEN, '(' .. after, '+inf')) do
-  local entries = call('XRANGE', rows_of(p), '(' .. after .. '-0', '+', 'COUNT', limit)
+  local gone = is_gone(p, as_now(p))
+  local entries = gone and {} or call('XRANGE', rows_of(p), '(' .. after .. '-0', '+', 'COUNT', limit)
   if #entries > 0 then
     local rec = created(p)
     name_headers(rec[8])

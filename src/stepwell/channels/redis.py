@@ -276,7 +276,7 @@ class RedisChannel(LogChannel):
 
     async def rows(self, series: str, after: int, limit: int) -> Page | None:
         """See `Log`."""
-        reply = await self._provider.read(ROWS, self._key, series, str(after), str(limit))
+        reply = await self._provider.read(ROWS, self._key, series, str(after), str(limit), self._provider.now())
         if reply is None:
             return None
         with _readable():
@@ -289,7 +289,7 @@ class RedisChannel(LogChannel):
 
     async def message(self, position: int) -> Row | None:
         """See `Log`."""
-        rows = _rows(await self._provider.read(MESSAGE, self._key, str(position)))
+        rows = _rows(await self._provider.read(MESSAGE, self._key, str(position), self._provider.now()))
         return rows[0] if rows else None
 
     async def messages(self, after: int, limit: int) -> Sequence[Row]:

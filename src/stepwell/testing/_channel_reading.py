@@ -405,6 +405,36 @@ class ReadingTests(ChannelSuite):
                 assert not view.gaps
                 assert [item.data for item in view.taken if item.data != "a"] == ["b", "c"]
 
+    async def test_what_was_ephemeral_is_gone_although_nobody_publishes(self, provider: ChannelProvider) -> None:
+        if not self.passes_time:
+            return
+        channel = await provider.open(NAME)
+        extras = {**stream_extras(), "ephemeral": True}
+        async with channel.subscribe() as subscription:
+            start = subscription.start
+            pings = [WireMessage(name="ping", data="", extras=extras) for _ in range(6)]
+            _, _, appended, *replaced, kept, note, lasting = await channel.publish([*pings, message("n"), stream()])
+            await channel.append(appended, "gone", extras, seq=1)
+            for serial in replaced:
+                await channel.update(serial, "gone", extras)
+            view = View()
+            await until(view, subscription, lambda view: list(view.texts().values()).count("gone") == 3)
+            cursors = [start, *(item.cursor for item in view.taken)]
+        await self.pass_time(30.0)
+        await channel.update(kept, "kept", extras)
+        await channel.update(note, "note", make_extras({"run-id": "r"}))
+        await self.pass_time(31.0)
+        await channel.append(lasting, "new", stream_extras(), seq=1)
+        there = {kept: "kept", note: "note", lasting: "new"}
+        for cursor in cursors:
+            for limit in (1, 2, 256):
+                async with channel.subscribe(after=cursor) as subscription:
+                    view = View()
+                    while not there.items() <= view.texts().items():
+                        view.take(await subscription.read(limit))
+                    assert view.texts() == there
+                    assert not view.gaps
+
     async def test_nothing_is_left_of_what_was_ephemeral(self, provider: ChannelProvider) -> None:
         if not self.passes_time:
             return
