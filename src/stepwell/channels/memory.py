@@ -128,7 +128,7 @@ class _State:
         self.places: list[int] = []  # positions of the messages that are not ephemeral, in order
         self.ids: dict[str, str] = {}
         self.ephemeral: dict[int, _Message] = {}  # those changed last are last
-        self.waiters: set[asyncio.Future[None]] = set()
+        self.waiters: dict[asyncio.Future[None], None] = {}  # woken in the order in which they came
 
     def add(self, entry: _Entry) -> None:
         """Give the next position to a row."""
@@ -378,11 +378,11 @@ class MemoryChannel(LogChannel):
         if series != state.series or state.head > after:
             return
         waiter = asyncio.get_running_loop().create_future()
-        state.waiters.add(waiter)
+        state.waiters[waiter] = None
         try:
             await waiter
         finally:
-            state.waiters.discard(waiter)
+            state.waiters.pop(waiter, None)
 
 
 def _row(entry: _Entry, position: int) -> Row:

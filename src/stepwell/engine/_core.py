@@ -90,7 +90,7 @@ class Core:
             channel, epoch=epoch, client_id=None, clock=self.clock, on_fenced=on_fenced, patience=math.inf
         )
 
-    def publication(self, writer: ChannelWriter, turn: TurnRecord, session_id: str, *, taken_over: bool) -> Publication:
+    def publication(self, writer: ChannelWriter, hold: Hold, turn: TurnRecord, *, taken_over: bool) -> Publication:
         """A run on a channel."""
         from stepwell.transport.codecs import UIMessageCodec
 
@@ -103,9 +103,10 @@ class Core:
             self._codec,
             self.clock,
             turn,
+            check=hold.check,
             taken_over=taken_over,
             roll_up=self.roll_up,
-            report=lambda what, error: self.report(what, error, session_id),
+            report=lambda what, error: self.report(what, error, hold.session),
         )
 
     async def exists(self, session_id: str) -> bool:

@@ -29,7 +29,7 @@ class Hold:
         report: Told of a lease that could not be given up.
     """
 
-    __slots__ = ("_clock", "_lease", "_owner", "_report", "_store", "_ttl", "_until", "incarnation")
+    __slots__ = ("_clock", "_lease", "_owner", "_report", "_store", "_ttl", "_until", "incarnation", "session")
 
     def __init__(
         self, store: SessionStore, clock: Clock, owner: str, ttl: float, report: Callable[[str, Exception, str], None]
@@ -40,6 +40,7 @@ class Hold:
         self._ttl = ttl
         self._report = report
         self._lease: Lease | None = None
+        self.session = ""
         self._until = 0.0
         self.incarnation = ""
 
@@ -54,8 +55,20 @@ class Hold:
         assert self._lease is not None
         return self._lease.epoch
 
+    def check(self) -> Lease:
+        """The lease. Every writer stops by its own clock, before the store or the channel would have to tell it.
+
+        Raises:
+            StaleWriterError: It ran out.
+        """
+        lease = self._lease
+        if lease is None or self._clock.monotonic() >= self._until:
+            raise StaleWriterError("The lease ran out before it could be renewed.", session_id=self.session)
+        return lease
+
     def _took(self, acquired: Acquired, asked: float) -> Acquired:
         self._lease = acquired.lease
+        self.session = acquired.lease.session
         self._until = asked + self._ttl
         self.incarnation = acquired.lease.incarnation
         return acquired
@@ -135,10 +148,7 @@ class Hold:
             SessionConflictError: The revision moved; nothing was written.
             StoreError: The store cannot do it.
         """
-        lease = self._lease
-        if lease is None or self._clock.monotonic() >= self._until:
-            # Every writer stops by its own clock, before the store would have to tell it.
-            raise StaleWriterError("The lease ran out before it could be renewed.", session_id=working.session_id)
+        lease = self.check()
         commit, expected = working.commit(release=release), working.head.revision
         lost = False
         while True:

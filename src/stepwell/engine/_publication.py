@@ -22,7 +22,7 @@ from stepwell._clock import Clock
 from stepwell.errors import StepwellError
 from stepwell.messages import JsonObject, Usage, UserMessage
 from stepwell.sessions import OutRecord, TurnRecord
-from stepwell.transport import ChannelWriter, Codec, Encoder, OutputWriter
+from stepwell.transport import ChannelWriter, Codec, Encoder
 from stepwell.wire import ErrorInfo, H, Headers, RunHeaders, WireMessage, run_end, run_start, step_end, step_start
 
 from ._events import (
@@ -38,6 +38,7 @@ from ._events import (
     UnitStarted,
 )
 from ._ids import new_id
+from ._outputs import Outputs
 from ._shape import Emitted, begin_chunks, end_chunks, progress_chunk, result_part, user_parts, whole_chunks
 
 __all__ = ["Publication"]
@@ -57,6 +58,7 @@ class Publication:
         codec: Of UI messages.
         clock: For the patience.
         turn: Whose run this is.
+        check: Raises where the lease ran out, which is asked before each start and end of a step.
         taken_over: Whether another process may have shown something of the unit that comes next.
         roll_up: See `Codec.create_encoder`.
         report: Told of what the channel refuses for good.
@@ -69,6 +71,7 @@ class Publication:
         clock: Clock,
         turn: TurnRecord,
         *,
+        check: Callable[[], object],
         taken_over: bool,
         roll_up: float,
         report: Callable[[str, Exception], None],
@@ -79,12 +82,13 @@ class Publication:
         self.roll_up = roll_up
         self.report = report
         self.turn = turn
+        self._check = check
         self._dirty = taken_over
         self._mode = "off"
         self._step = ""
         self._stage = ""
         self._attempt: _Attempt | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: list[asyncio.Task[None]] = []
         self._latest: asyncio.Task[None] | None = None
 
     # -- ids and headers
@@ -123,10 +127,12 @@ class Publication:
 
     async def start_step(self, step: str, idempotency_id: str) -> str:
         """Publish the start of an attempt; returns its serial."""
+        self._check()
         return (await self.writer.publish([step_start(self._run(), step, "", idempotency_id=idempotency_id)]))[0]
 
     def step_end(self, step: str, start: str, reason: StepReason) -> WireMessage:
         """The end of an attempt."""
+        self._check()
         return step_end(self._run(), step, start, reason, "", idempotency_id=f"{step}:{start}:end")
 
     # -- the run
@@ -205,8 +211,8 @@ class Publication:
             self._attempt.say(begin_chunks(message_id, self._stage))
             task = asyncio.create_task(self._attempt.run(self._latest))
             self._latest = task
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.append(task)
+            task.add_done_callback(self._tasks.remove)
         return self._attempt
 
     def _say(self, kind: str, text: str) -> None:
@@ -296,7 +302,7 @@ class Publication:
             if start is None:
                 start = await self.start_step(out.step, f"{out.step}:settle")
                 if out.parts:
-                    await self._say_whole(out, start)
+                    messages = await self._say_whole(out, start)
             messages.append(self.step_end(out.step, start, out.reason))
             if out is not self.turn.outs[-1]:
                 await self.writer.publish(messages)
@@ -306,7 +312,8 @@ class Publication:
         if messages:
             await self.writer.publish(messages)
 
-    async def _say_whole(self, out: OutRecord, start: str) -> None:
+    async def _say_whole(self, out: OutRecord, start: str) -> list[WireMessage]:
+        """Say what is to be shown, up to the messages behind its last text: those go out with the attempt's end."""
         chunks = begin_chunks(self.message_id if out.first else None, out.stage)
         chunks += whole_chunks(out.parts, f"{out.step.rpartition('-')[2]}-")
         chunks += end_chunks({} if out.last else None)
@@ -314,18 +321,18 @@ class Publication:
         async def headers() -> Headers:
             return self.output_headers(out.step, start)
 
+        outputs = Outputs(self.writer, f"{out.step}:settle")
         # Without a window: what is appended together must not depend on time, or a repetition would differ.
-        encoder = self.codec.create_encoder(
-            OutputWriter(self.writer, f"{out.step}:settle"), headers, message_id=self.message_id, roll_up=3600.0
-        )
+        encoder = self.codec.create_encoder(outputs, headers, message_id=self.message_id, roll_up=3600.0)
         for chunk in chunks:
             await encoder.publish_output(chunk)
         await encoder.close()
+        return outputs.rest()
 
     async def _quiet(self) -> None:
         """Wait until nothing of an attempt is under way: whatever it says late would come behind what is settled."""
         while self._tasks:
-            await asyncio.wait(list(self._tasks))
+            await asyncio.wait(self._tasks)
 
     async def leave(self) -> None:
         """Say nothing more, whatever is under way. The run stays as it is on the channel."""
@@ -403,23 +410,24 @@ class _Attempt:
 
     async def _stream(self) -> None:
         publication = self._publication
+        outputs = Outputs(publication.writer, f"{self._step}:{self._name}")
         encoder = publication.codec.create_encoder(
-            OutputWriter(publication.writer),
-            self._headers,
-            message_id=publication.message_id,
-            roll_up=publication.roll_up,
+            outputs, self._headers, message_id=publication.message_id, roll_up=publication.roll_up
         )
         self.begun = True
         window = asyncio.create_task(self._roll_up(encoder))
         try:
-            await self._write(encoder)
+            await self._write(encoder, outputs)
         finally:
             window.cancel()
             await asyncio.wait([window])
+        messages = outputs.rest()
         if self._reason is not None and self._serial is not None:
-            await publication.writer.publish([publication.step_end(self._step, self._serial, self._reason)])
+            messages.append(publication.step_end(self._step, self._serial, self._reason))
+        if messages:
+            await publication.writer.publish(messages)
 
-    async def _write(self, encoder: Encoder) -> None:
+    async def _write(self, encoder: Encoder, outputs: Outputs) -> None:
         while True:
             while self._queue:
                 await encoder.publish_output(self._queue.popleft())
@@ -428,6 +436,7 @@ class _Attempt:
             if self._reason is not None or self._complete:
                 break
             self._wake.clear()
+            await outputs.flush()
             await self._wake.wait()
         if self._reason == "cancelled":
             await encoder.cancel_streams()

@@ -188,6 +188,7 @@ class TurnTask:
     async def _units_until_done(self, *, last: bool) -> TurnResult:
         machine = cast("FlowMachine", self._machine)
         while True:
+            self._hold.check()
             done = await machine.advance()
             if done is not None:
                 await machine.clean_up()
@@ -255,7 +256,7 @@ class TurnTask:
         """The run of the open turn, on the channel."""
         if self._writer is None:
             return None
-        publication = self._core.publication(self._writer, self.working.turn, self.session_id, taken_over=taken_over)
+        publication = self._core.publication(self._writer, self._hold, self.working.turn, taken_over=taken_over)
         self._publication = publication
         self.working.observer.add(publication)
         return publication

@@ -180,13 +180,11 @@ class OutputWriter:
 
     Args:
         writer: Where to.
-        scope: Begins the ids; None draws one. Give it where the very same messages may be written again by a process
-            that does not know whether they are there.
     """
 
-    def __init__(self, writer: ChannelWriter, scope: str | None = None) -> None:
+    def __init__(self, writer: ChannelWriter) -> None:
         self._writer = writer
-        self._scope = scope or str(uuid4())
+        self._scope = str(uuid4())
 
     async def publish(self, messages: Sequence[WireMessage]) -> list[str]:
         """See `ChannelWriter.publish`."""

@@ -1,0 +1,187 @@
+"""Random schedules of crashes, stalls, lost messages and late clients, and the rules without which they would break it.
+
+Each schedule is a seed; one that fails is played again by `World(seed).run()`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from simulator_kit import World
+from stepwell.channels import memory
+from stepwell.engine import _ids, _publication
+from stepwell.engine._hold import Hold
+from stepwell.engine._publication import Publication
+from stepwell.engine._turn import TurnTask
+
+SCHEDULES = 1_200
+TO_BREAK = 1_500
+"""Schedules within which a rule that is reversed must show."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Generator[None]:
+    """What goes wrong in thousands of schedules is not what a log is for."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def play(count: int, first: int = 0, *, stop: bool = False) -> tuple[dict[int, list[str]], Counter[str]]:
+    """What went wrong, by seed, and how often things happened."""
+    bad: dict[int, list[str]] = {}
+    counts: Counter[str] = Counter()
+    for seed in range(first, first + count):
+        world = World(seed).run()
+        counts += world.counts
+        if world.bad:
+            bad[seed] = world.bad
+            if stop:
+                break
+    return bad, counts
+
+
+@pytest.mark.timeout(180)
+def test_every_schedule_ends_with_what_is_stored_shown_once_on_every_client() -> None:
+    bad, counts = play(SCHEDULES)
+    assert not bad, f"seeds {sorted(bad)[:10]}: {next(iter(bad.values()))[0]}"
+    # That it was no walk in the park.
+    assert counts["crashes"] > SCHEDULES
+    assert counts["lost answers"] > SCHEDULES / 4
+
+
+def test_a_seed_is_always_the_same_schedule() -> None:
+    first, second = (World(seed=7).run() for _ in range(2))
+    assert (first.steps, first.counts) == (second.steps, second.counts)
+
+
+# -- each rule, reversed
+
+
+def no_fence(patch: pytest.MonkeyPatch) -> None:
+    """A process that lost its lease goes on writing."""
+
+    async def fence(self: TurnTask, session: str) -> None:
+        self._writer = await self._core.writer(session, self._hold.epoch, self._fenced)
+        assert self._writer is not None
+        self._writer._epoch = None
+
+    patch.setattr(TurnTask, "_fence", fence)
+
+
+def end_before_it_is_said(patch: pytest.MonkeyPatch) -> None:
+    """The turn record is cleared by the last unit's commit, and the run's end is published behind it."""
+    end, publish = TurnTask._end, Publication.end
+
+    async def record(self: TurnTask, turn: Any, result: Any) -> None:
+        return None
+
+    async def late(self: TurnTask, result: Any, *, last: bool) -> Any:
+        publication, turn = self._publication, self.working.turn
+        self._publication = None
+        result = await end(self, result, last=last)
+        self._publication = publication
+        publication.turn = turn
+        await publish(publication, "complete" if result.success else "error", "")
+        return result
+
+    patch.setattr(TurnTask, "_close_record", record)
+    patch.setattr(TurnTask, "_end", late)
+
+
+def settle_before_the_commit(patch: pytest.MonkeyPatch) -> None:
+    """What is shown is settled first, and committed behind it."""
+    commit = TurnTask._commit
+
+    async def first(self: TurnTask, **options: Any) -> None:
+        if self._publication is not None and self.working.head.turn is not None:
+            await self._publication.settle()
+        await commit(self, **options)
+
+    patch.setattr(TurnTask, "_commit", first)
+
+
+def ids_of_its_own(patch: pytest.MonkeyPatch) -> None:
+    """What recovery says again has other ids than what was said before."""
+    run_start, step_start, outputs = _publication.run_start, _publication.step_start, _publication.Outputs
+
+    def run(*args: Any, idempotency_id: str | None = None, **options: Any) -> Any:
+        return run_start(*args, idempotency_id=_ids.new_id(), **options)
+
+    def step(*args: Any, idempotency_id: str | None = None) -> Any:
+        return step_start(*args, idempotency_id=_ids.new_id())
+
+    patch.setattr(_publication, "run_start", run)
+    patch.setattr(_publication, "step_start", step)
+    patch.setattr(_publication, "Outputs", lambda writer, scope: outputs(writer, _ids.new_id()))
+
+
+def serial_without_acknowledgement(patch: pytest.MonkeyPatch) -> None:
+    """An attempt counts as shown although its last words are still on their way."""
+
+    async def at_once(self: Any, patience: float) -> str | None:
+        self.finish("complete")
+        self._queue.clear()
+        return self._serial
+
+    patch.setattr(_publication._Attempt, "acknowledged", at_once)
+
+
+def dead_text_stays(patch: pytest.MonkeyPatch) -> None:
+    """A unit that shows nothing in the end leaves alone what its attempts showed."""
+    settle = Publication.settle
+
+    async def only_what_is_shown(self: Publication, last: Any = None) -> None:
+        self.turn.outs = [out for out in self.turn.outs if out.parts or out.start is not None]
+        await settle(self, last)
+
+    patch.setattr(Publication, "settle", only_what_is_shown)
+
+
+def read_before_the_lease(patch: pytest.MonkeyPatch) -> None:
+    """What was loaded before the lease was taken is used."""
+    acquire = Hold.acquire
+
+    async def early(self: Hold, session: str, *args: Any) -> Any:
+        head, _ = await self._store.load(session)
+        acquired = await acquire(self, session, *args)
+        return type(acquired)(acquired.lease, acquired.revision, head, acquired.inbox)
+
+    patch.setattr(Hold, "acquire", early)
+
+
+def append_without_a_number(patch: pytest.MonkeyPatch) -> None:
+    """An append that is repeated is applied again."""
+    append = memory.MemoryChannel.append
+
+    async def again(self: Any, serial: str, *args: Any, seq: int, epoch: int | None = None) -> str:
+        applied = self._message(self._fenced(epoch), serial).applied
+        return await append(self, serial, *args, seq=applied + 1, epoch=epoch)
+
+    patch.setattr(memory.MemoryChannel, "append", again)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "reverse",
+    [
+        no_fence,
+        end_before_it_is_said,
+        settle_before_the_commit,
+        ids_of_its_own,
+        serial_without_acknowledgement,
+        dead_text_stays,
+        read_before_the_lease,
+        append_without_a_number,
+    ],
+    ids=lambda reverse: reverse.__name__,
+)
+def test_a_rule_that_is_reversed_shows(reverse: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    reverse(monkeypatch)
+    bad, _ = play(TO_BREAK, stop=True)
+    assert bad, f"{reverse.__name__}: {reverse.__doc__} Nobody would notice."
