@@ -260,6 +260,16 @@ class StoreMachine(RuleBasedStateMachine):
         if found:
             assert answer == found.inbox.setdefault(row.key, row)
 
+    @rule(session=IDS, key=KEYS)
+    def inbox_withdraw(self, session: str, key: str) -> None:
+        found = self.rows.get(session)
+        gone = self.call(self.store.inbox_withdraw(session, key), None if found else UnknownSessionError)
+        if found:
+            entry = found.inbox.get(key)
+            assert gone == (entry is not None and entry.state == "new")
+            if gone:
+                del found.inbox[key]
+
     @rule(session=IDS)
     def delete(self, session: str) -> None:
         assert self.call(self.store.delete(session)) == (self.rows.pop(session, None) is not None)
@@ -313,10 +323,12 @@ class StoreMachine(RuleBasedStateMachine):
     def due(self) -> list[DueSession]:
         found: list[DueSession] = []
         for session, row in self.rows.items():
-            if row.head.turn is None:
+            fresh = any(entry.state == "new" for entry in row.inbox.values())
+            turn = row.head.turn
+            if turn is None and not fresh:
                 continue
             if row.owner is None:
-                until = row.head.turn.expires if row.head.status == "suspended" else 0.0
+                until = turn.expires if turn and not fresh and row.head.status == "suspended" else 0.0
                 if until is not None and until <= self.clock.time():
                     found.append(DueSession(session, "", until))
             elif row.expires <= self.clock.time():

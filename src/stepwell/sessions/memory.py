@@ -40,6 +40,7 @@ class _Session:
     __slots__ = (
         "epoch",
         "expires",
+        "fresh",
         "head",
         "inbox",
         "incarnation",
@@ -68,7 +69,27 @@ class _Session:
         self.sequence: list[SequenceEntry] = []
         self.log: list[bytes] = []
         self.inbox: dict[str, InboxRow] = {}
+        self.fresh: set[str] = set()  # keys of the inbox's rows that are new
         self.journal: dict[str, JournalRow] = {}
+
+    @property
+    def idle(self) -> float | None:
+        """When it needs somebody, while nobody holds it."""
+        return 0.0 if self.turn == TURN_OPEN or self.fresh else self.wake
+
+    def receive(self, row: InboxRow) -> InboxRow:
+        """Insert a row; returns the one that is there."""
+        there = self.inbox.setdefault(row.key, row)
+        if there.state == "new":
+            self.fresh.add(there.key)
+        return there
+
+    def change(self, row: InboxUpdate) -> None:
+        """Change a row, if it is there."""
+        old = self.inbox.get(row.key)
+        if old is not None:
+            self.inbox[row.key] = InboxRow(old.key, old.kind, old.payload, row.state, row.result)
+            (self.fresh.add if row.state == "new" else self.fresh.discard)(row.key)
 
 
 class MemoryStore:
@@ -120,7 +141,7 @@ class MemoryStore:
         head = None if known else head_from(found.head, session, found.revision)
         found.epoch += 1
         found.owner, found.expires = text_checked(owner, "owner"), now + ttl
-        if found.turn != TURN_NONE:
+        if found.turn != TURN_NONE or found.fresh:
             self._candidates[session] = None
         lease = Lease(session, found.incarnation, found.epoch, owner, found.expires)
         return Acquired(lease, found.revision, head, _open_rows(found))
@@ -174,7 +195,11 @@ class MemoryStore:
     async def inbox_put(self, session: str, row: InboxRow) -> InboxRow:
         """See `SessionStore.inbox_put`."""
         text_checked(row.key, "inbox key")
-        return self._find(session).inbox.setdefault(row.key, row)
+        found = self._find(session)
+        there = found.receive(row)
+        if found.fresh:
+            self._candidates[session] = None
+        return there
 
     async def inbox_get(self, session: str, key: str) -> InboxRow | None:
         """See `SessionStore.inbox_get`."""
@@ -184,6 +209,15 @@ class MemoryStore:
         """See `SessionStore.inbox_list`."""
         found = self._find(session)
         return list(_open_rows(found) if pending else found.inbox.values())
+
+    async def inbox_withdraw(self, session: str, key: str) -> bool:
+        """See `SessionStore.inbox_withdraw`."""
+        found = self._find(session)
+        if key not in found.fresh:
+            return False
+        found.fresh.discard(key)
+        del found.inbox[key]
+        return True
 
     async def journal_put(self, lease: Lease, row: JournalRow) -> None:
         """See `SessionStore.journal_put`."""
@@ -200,8 +234,9 @@ class MemoryStore:
         rows: list[DueSession] = []
         for session in self._candidates:
             found = self._sessions[session]
-            idle = 0.0 if found.turn == TURN_OPEN else found.wake
-            at = idle if found.owner is None else found.expires
+            at = found.idle
+            if found.owner is not None and (at is not None or found.turn != TURN_NONE):
+                at = found.expires
             if at is not None and at <= now:
                 rows.append(DueSession(session, found.owner or "", at))
         return sorted(rows, key=lambda row: (row.expires, row.session))[:limit]
@@ -258,7 +293,7 @@ class MemoryStore:
 
     def _give_up(self, session: str, found: _Session) -> None:
         found.owner, found.expires = None, 0.0
-        if found.turn != TURN_OPEN and found.wake is None:  # one that nobody holds waits for its answer, for ever
+        if found.idle is None:
             self._candidates.pop(session, None)
 
     def _apply(self, session: str, found: _Session, commit: Commit) -> None:
@@ -289,7 +324,10 @@ class MemoryStore:
         if log:
             found.log += log
         for row in commit.inbox:
-            _apply_inbox(found.inbox, row)
+            if isinstance(row, InboxRow):
+                found.receive(row)
+            else:
+                found.change(row)
         if commit.clear_journal is not None:
             for key in [key for key in found.journal if key.startswith(commit.clear_journal)]:
                 del found.journal[key]
@@ -299,21 +337,12 @@ class MemoryStore:
         found.revision += 1
         turn = found.turn = turn_state(head)
         found.wake = wake_at(head)
-        if turn != TURN_NONE:
+        if turn != TURN_NONE or found.fresh:
             self._candidates[session] = None
         elif session in self._candidates:
             del self._candidates[session]
         if commit.release:
             self._give_up(session, found)
-
-
-def _apply_inbox(inbox: dict[str, InboxRow], row: InboxUpdate | InboxRow) -> None:
-    if isinstance(row, InboxRow):
-        inbox.setdefault(row.key, row)
-        return
-    old = inbox.get(row.key)
-    if old is not None:
-        inbox[row.key] = InboxRow(old.key, old.kind, old.payload, row.state, row.result)
 
 
 def _open_rows(found: _Session) -> Sequence[InboxRow]:

@@ -84,16 +84,25 @@ _INBOX: Final[LiteralString] = (
 _INBOX_GET: Final[LiteralString] = f"{_INBOX} AND sha256(i.name) = sha256(%s) WHERE s.id = %s"
 _INBOX_ALL: Final[LiteralString] = f"{_INBOX} WHERE s.id = %s ORDER BY i.n"
 _INBOX_OPEN: Final[LiteralString] = f"{_INBOX} AND i.state < 2 WHERE s.id = %s ORDER BY i.n"
+_INBOX_WITHDRAW: Final[LiteralString] = """
+WITH found AS (SELECT key FROM stepwell_session WHERE id = %s FOR NO KEY UPDATE), gone AS (
+    DELETE FROM stepwell_session_inbox i USING found
+    WHERE i.session = found.key AND sha256(i.name) = sha256(%s) AND i.state = 0 RETURNING i.n
+) SELECT (SELECT count(*) FROM gone) FROM found
+"""
 _JOURNAL_PUT: Final[LiteralString] = "SELECT * FROM stepwell_session_journal_put_1(%s, %s, %s, %s, %s, %s, %s, %s)"
 _JOURNAL: Final[LiteralString] = (
     "SELECT j.name, j.state, j.data FROM stepwell_session s LEFT JOIN stepwell_session_journal j"
     " ON j.session = s.key AND substring(j.name FOR octet_length(%s)) = %s WHERE s.id = %s ORDER BY j.n"
 )
 _DUE: Final[LiteralString] = """
-SELECT id, owner, at FROM (
+SELECT id, owner, min(at) AS at FROM (
     SELECT id, owner, CASE WHEN owner IS NOT NULL THEN expires WHEN turn = 1 THEN 0 ELSE wake END AS at
     FROM stepwell_session WHERE turn = 1 OR turn = 2 AND (owner IS NOT NULL OR wake IS NOT NULL)
-) candidate WHERE at <= stepwell_session_now_1(%s) ORDER BY at, id LIMIT %s
+    UNION ALL
+    SELECT id, owner, CASE WHEN owner IS NOT NULL THEN expires ELSE 0 END FROM stepwell_session
+    WHERE key IN (SELECT session FROM stepwell_session_inbox WHERE state < 2 AND state = 0)
+) candidate WHERE at <= stepwell_session_now_1(%s) GROUP BY id, owner ORDER BY at, id LIMIT %s
 """
 _LIST: Final[LiteralString] = """
 SELECT key, id, flow, status, revision, created, saved, stage FROM stepwell_session
@@ -261,6 +270,12 @@ class PostgresStore:
         """See `SessionStore.inbox_list`."""
         rows = await self._of(session, _INBOX_OPEN if pending else _INBOX_ALL, (_name(session),))
         return [_inbox_from(row) for row in rows]
+
+    async def inbox_withdraw(self, session: str, key: str) -> bool:
+        """See `SessionStore.inbox_withdraw`."""
+        wanted = key.encode() if is_text_clean(key) else None
+        rows = await self._of(session, _INBOX_WITHDRAW, (_name(session), wanted))
+        return bool(rows[0][0])
 
     async def journal_put(self, lease: Lease, row: JournalRow) -> None:
         """See `SessionStore.journal_put`. Flushed to the disk whatever `synchronous_commit` says."""

@@ -106,14 +106,18 @@ DELETE: Final = (
     "DELETE FROM inbox WHERE key = ?",
     "DELETE FROM journal WHERE key = ?",
 )
-DUE: Final = """SELECT id, owner, at FROM (
+DUE: Final = """SELECT id, owner, min(at) AS at FROM (
         SELECT id, owner, CASE WHEN owner IS NOT NULL THEN expires WHEN turn = 1 THEN 0.0 ELSE wake END AS at
-        FROM session WHERE turn = 1 OR (turn = 2 AND (owner IS NOT NULL OR wake IS NOT NULL)))
-    WHERE at <= ? ORDER BY at, id LIMIT ?"""
+        FROM session WHERE turn = 1 OR (turn = 2 AND (owner IS NOT NULL OR wake IS NOT NULL))
+        UNION ALL
+        SELECT id, owner, CASE WHEN owner IS NOT NULL THEN expires ELSE 0.0 END FROM session
+        WHERE key IN (SELECT key FROM inbox WHERE state < 2 AND state = 0))
+    WHERE at <= ? GROUP BY id, owner ORDER BY at, id LIMIT ?"""
 
 INBOX_GET: Final = "SELECT name, kind, state, payload, result FROM inbox WHERE key = ? AND name = ?"
 INBOX_ALL: Final = "SELECT name, kind, state, payload, result FROM inbox WHERE key = ? ORDER BY n"
 INBOX_OPEN: Final = "SELECT name, kind, state, payload, result FROM inbox WHERE key = ? AND state < 2 ORDER BY n"
+INBOX_WITHDRAW: Final = "DELETE FROM inbox WHERE key = ? AND name = ? AND state = 0"
 INBOX_INSERT: Final = """INSERT INTO inbox(key, name, kind, state, payload, result) VALUES(?, ?, ?, ?, ?, ?)
     ON CONFLICT(key, name) DO NOTHING"""
 JOURNAL_INSERT: Final = """INSERT INTO journal
@@ -416,6 +420,15 @@ class SqliteStore:
             return [_inbox_from(row) for row in cursor.execute(INBOX_ALL, (found,))]
 
         return list(await self._read(job, session))
+
+    async def inbox_withdraw(self, session: str, key: str) -> bool:
+        """See `SessionStore.inbox_withdraw`."""
+
+        def job(cursor: Cursor) -> bool:
+            found = _key(cursor, session)
+            return is_text_clean(key) and cursor.execute(INBOX_WITHDRAW, (found, key)).rowcount > 0
+
+        return await self._write(job)
 
     async def journal_put(self, lease: Lease, row: JournalRow) -> None:
         """See `SessionStore.journal_put`. Synchronised to the disk in either mode."""

@@ -142,7 +142,7 @@ class DueSession(msgspec.Struct, frozen=True):
     Attributes:
         session: Session id.
         owner: Who held it last; empty without a lease.
-        expires: When the lease ran out, or the suspension; 0 for a turn that was given up.
+        expires: When the lease ran out, or the suspension; 0 for a turn that was given up, and for a row that is new.
     """
 
     session: str
@@ -254,6 +254,10 @@ class SessionStore(Protocol):
         """Read the rows in the order they arrived: all, or with `pending` those that are not done."""
         ...
 
+    async def inbox_withdraw(self, session: str, key: str) -> bool:
+        """Remove a row that is still new: nobody waits for it any more. Whether it was; one that was taken stays."""
+        ...
+
     async def journal_put(self, lease: Lease, row: JournalRow) -> None:
         """Insert or replace a journal row, on disk before it returns (power-loss safe where the backend can be).
 
@@ -270,8 +274,8 @@ class SessionStore(Protocol):
         """List sessions that need somebody, longest waiting first.
 
         These are: a turn is open and its lease has run out or was given up; a turn is suspended and its lease has run
-        out (its owner died); or a turn is suspended, nobody holds it, and it has waited until `TurnRecord.expires` (one
-        without that waits for its answer and is not due).
+        out (its owner died); a turn is suspended, nobody holds it, and it has waited until `TurnRecord.expires` (one
+        without that waits for its answer and is not due); or a row of the inbox is new and nobody holds the session.
         """
         ...
 

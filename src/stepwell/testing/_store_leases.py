@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stepwell.errors import InvalidInputError, LeaseHeldError, SessionConflictError, StaleWriterError
-from stepwell.sessions import Acquired, Commit, DueSession, InboxRow, JournalRow, SessionStore
+from stepwell.sessions import Acquired, Commit, DueSession, InboxRow, InboxUpdate, JournalRow, SessionStore
 
 from ._store_base import OTHER, OWNER, TTL, StoreSuite, create_session, make_head, make_row, raises
 
@@ -225,6 +225,29 @@ class LeaseTests(StoreSuite):
         lease = (await store.acquire("late", OTHER, ttl=TTL)).lease
         await store.save(lease, Commit(head=make_head("late", status="suspended"), release=True), 2)  # no turn: over
         assert [row.session for row in await store.due()] == ["imported"]
+
+    async def test_a_session_is_due_when_something_reached_it_that_nobody_has_taken(self, store: SessionStore) -> None:
+        lease = await create_session(store)
+        await store.inbox_put("s", InboxRow("k", "input", b""))
+        assert await store.due() == []  # its owner will see it
+        await store.release(lease)
+        assert await store.due() == [DueSession("s", "", 0.0)]
+        lease = (await store.acquire("s", OTHER, ttl=TTL)).lease
+        assert await store.due() == []
+        await self.advance(TTL + 1)
+        assert [(row.session, row.owner) for row in await store.due()] == [("s", OTHER)]
+        lease = (await store.acquire("s", OWNER, ttl=TTL)).lease
+        await store.save(lease, Commit(head=make_head(), inbox=[InboxUpdate("k", "done")], release=True), 1)
+        assert await store.due() == []
+        await store.inbox_put("s", InboxRow("other", "cancel", b""))
+        assert [row.session for row in await store.due()] == ["s"]
+        assert await store.inbox_withdraw("s", "other")
+        assert await store.due() == []
+        # What is due for two reasons is listed once.
+        await store.inbox_put("s", InboxRow("third", "input", b""))
+        lease = (await store.acquire("s", OWNER, ttl=TTL)).lease
+        await store.save(lease, Commit(head=make_head(turn=True), release=True), 2)
+        assert await store.due() == [DueSession("s", "", 0.0)]
 
     async def test_list_pages_through_all_sessions(self, store: SessionStore) -> None:
         for n in range(7):

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from stepwell.errors import SessionConflictError, StoreError
+from stepwell.errors import SessionConflictError, StoreError, UnknownSessionError
 from stepwell.messages import AssistantMessage, encode_message
 from stepwell.sessions import (
     Commit,
@@ -121,6 +121,16 @@ class RowTests(StoreSuite):
         for row in rows:
             await store.inbox_put("s", row)
         assert list((await store.acquire("s", OWNER, ttl=TTL)).inbox) == [first, *rows]
+
+    async def test_only_a_row_that_is_new_can_be_withdrawn(self, store: SessionStore) -> None:
+        lease = await create_session(store)
+        for key in ("a", "b"):
+            await store.inbox_put("s", InboxRow(key, "input", b""))
+        await store.save(lease, Commit(head=make_head(), inbox=[InboxUpdate("a", "taken")]), 1)
+        assert [await store.inbox_withdraw("s", key) for key in ("a", "b", "b", "never")] == [False, True, False, False]
+        assert await store.inbox_list("s") == [InboxRow("a", "input", b"", "taken")]
+        with raises(UnknownSessionError):
+            await store.inbox_withdraw("nowhere", "a")
 
     async def test_consuming_is_part_of_the_commit(self, store: SessionStore) -> None:
         lease = await create_session(store)
