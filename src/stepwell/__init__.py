@@ -3,7 +3,7 @@
 The names of everyday use are here; each sub-package has the rest. Nothing optional is imported by importing this.
 """
 
-from stepwell.engine import Engine, Turn, TurnResult
+from stepwell.engine import Engine, PendingRequest, Turn, TurnResult
 from stepwell.errors import StepwellError
 from stepwell.flow import Flow, LogicResult, LogicStep, ResponseResult, Step, TerminateSessionStep
 from stepwell.loop import (
@@ -25,12 +25,15 @@ from stepwell.outcomes import (
     Go,
     Outcome,
     Stay,
+    Suspend,
+    SuspendRequest,
     direct,
     direct_to,
     finish,
     go,
     retry_with_model,
     stay,
+    suspend,
 )
 from stepwell.sessions import Migration
 from stepwell.tools import ToolContext, ToolDefinition, tool, tools
@@ -59,12 +62,15 @@ __all__ = [
     "ModelCatalog",
     "ModelSelection",
     "Outcome",
+    "PendingRequest",
     "Providers",
     "RaiseCap",
     "ResponseResult",
     "Stay",
     "Step",
     "StepwellError",
+    "Suspend",
+    "SuspendRequest",
     "TerminateSessionStep",
     "TextPart",
     "ToolCall",
@@ -81,6 +87,7 @@ __all__ = [
     "model_stop_reason",
     "retry_with_model",
     "stay",
+    "suspend",
     "tool",
     "tools",
 ]

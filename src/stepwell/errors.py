@@ -41,6 +41,8 @@ StepwellError
 │   ├── UnknownSessionError
 │   ├── SessionExistsError
 │   ├── SessionBusyError           another turn has the session
+│   ├── SessionSuspendedError      the session waits for answers, and the message is none
+│   ├── UnknownRequestError        nothing waits for an answer under that id
 │   ├── IdempotencyConflictError   the key was used with another payload
 │   ├── EngineClosedError
 │   ├── UnknownMessageError        the channel has no message of that serial
@@ -76,6 +78,7 @@ secret.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 __all__ = [
@@ -129,6 +132,7 @@ __all__ = [
     "SessionClosedError",
     "SessionConflictError",
     "SessionExistsError",
+    "SessionSuspendedError",
     "StaleWriterError",
     "StepwellError",
     "StoreBusyError",
@@ -140,6 +144,7 @@ __all__ = [
     "TurnCancelledError",
     "UnknownFlowError",
     "UnknownMessageError",
+    "UnknownRequestError",
     "UnknownSessionError",
     "UsageLimitError",
 ]
@@ -390,6 +395,23 @@ class SessionBusyError(CallerError):
     """Another turn has the session and the busy policy, or its time, did not allow to wait longer."""
 
     retryable = True
+
+
+class SessionSuspendedError(CallerError):
+    """The session waits for answers, and what was said is none of them.
+
+    Args:
+        message: See `StepwellError`.
+        pending: Ids of the requests that are waited for.
+    """
+
+    def __init__(self, message: str, /, pending: Sequence[str], **ids: str | int | None) -> None:
+        super().__init__(message, pending=", ".join(pending), **ids)
+        self.pending = tuple(pending)
+
+
+class UnknownRequestError(CallerError):
+    """Nothing waits for an answer under that id: it was never asked for, has expired, or its run was given up."""
 
 
 class IdempotencyConflictError(CallerError):

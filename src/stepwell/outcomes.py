@@ -7,7 +7,8 @@ never a route: by name, only `go("Name")` routes.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
+from uuid import uuid4
 
 import msgspec
 
@@ -21,17 +22,22 @@ __all__ = [
     "Finish",
     "Go",
     "Outcome",
+    "RequestKind",
     "RetryWithModel",
     "Stay",
+    "Suspend",
+    "SuspendRequest",
     "direct",
     "direct_to",
     "finish",
     "go",
     "retry_with_model",
     "stay",
+    "suspend",
 ]
 
 Target: TypeAlias = "type[Any] | str"
+RequestKind: TypeAlias = Literal["approval", "question", "client_tool"]
 Cleanup: TypeAlias = Callable[[], Awaitable[object]]
 
 _NOT_ROUTE = frozenset({"feedback", "messages", "cleanup"})
@@ -124,6 +130,29 @@ class Finish(Outcome, frozen=True):
     content: JsonValue = None
 
 
+class SuspendRequest(msgspec.Struct, frozen=True):
+    """What a suspended call waits for.
+
+    Attributes:
+        kind: `approval` (yes or no), `question` (a person answers in words, or however the client asks), or
+            `client_tool` (the client has something to do).
+        payload: JSON for whoever answers.
+        expires_in: Seconds after which the call's result is `{"expired": true}`; `None`: it waits until it is answered.
+        id: Names the request to whoever answers; unique in its session.
+    """
+
+    kind: RequestKind
+    payload: JsonValue = None
+    expires_in: float | None = None
+    id: str = msgspec.field(default_factory=lambda: uuid4().hex)
+
+
+class Suspend(Outcome, frozen=True):
+    """The run waits until the request is answered; the answer gives the call its result."""
+
+    request: SuspendRequest
+
+
 class RetryWithModel(Outcome, frozen=True):
     """One temporary alternate model, from `on_llm_error` only."""
 
@@ -153,6 +182,15 @@ def direct_to(target: Target, content: JsonValue) -> DirectTo:
 def finish(content: JsonValue = None) -> Finish:
     """Complete the session, with this answer."""
     return Finish(content)
+
+
+def suspend(request: SuspendRequest) -> Suspend:
+    """Let the run wait for an answer: the turn ends as `suspended`, and `Engine.answer` goes on with it.
+
+    The handler is not run again. What it wrote counts; the call's result comes from the stage's `on_answer`, by default
+    it is the answer. Tool handlers only.
+    """
+    return Suspend(request)
 
 
 def retry_with_model(selection: ModelSelection | str) -> RetryWithModel:

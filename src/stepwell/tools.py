@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, cast, get_type_hints, overload
+from uuid import NAMESPACE_OID, uuid5
 
 import msgspec
 
@@ -21,6 +22,7 @@ from ._schema import Schema, problems
 from .errors import FlowDefinitionError
 from .messages import JsonObject, JsonValue, ToolCall
 from .models import ToolSchema
+from .outcomes import SuspendRequest
 
 __all__ = [
     "ArgumentsError",
@@ -104,6 +106,7 @@ class _Mark:
     description: str | None
     on_error: ToolErrors | None
     timeout: float | None
+    asks: Literal["approval", "client_tool"] | None = None
 
 
 _Method: TypeAlias = Callable[Concatenate[S, P], R]
@@ -120,6 +123,8 @@ def tool(
     defined: bool = True,
     on_error: ToolErrors | None = None,
     timeout: float | None = None,
+    approval: bool = False,
+    client: bool = False,
 ) -> Callable[[_Method[S, P, R]], _Method[S, P, R]]: ...
 def tool(
     name: Any = None,
@@ -129,6 +134,8 @@ def tool(
     defined: bool = True,
     on_error: ToolErrors | None = None,
     timeout: float | None = None,
+    approval: bool = False,
+    client: bool = False,
 ) -> Any:
     """Make a method of a stage a tool: defined, exposed and handled by it.
 
@@ -138,6 +145,10 @@ def tool(
         defined: `False`: only handle a tool that the flow or another stage defines.
         on_error: `raise` (the turn fails), `report` (the model is told), default the stage's `tool_errors`.
         timeout: Seconds the handler may take; then `ToolTimeoutError` under `on_error`.
+        approval: Suspend the run before the handler runs, with a request of kind `approval`; approved, it runs, denied,
+            the model is told.
+        client: The client runs the tool: the method's body never runs, its signature and docstring describe the tool.
+            The run suspends with a request of kind `client_tool`, whose answer is the call's result.
 
     A plain (non-async) method runs in a worker thread. It returns an outcome, a stage class, or any JSON value,
     which is then the call's result.
@@ -145,7 +156,13 @@ def tool(
 
     def mark(fn: Callable[..., Any]) -> Callable[..., Any]:
         label = name if isinstance(name, str) else fn.__name__
-        setattr(fn, _MARK, _Mark((label,), False, defined, description, on_error, timeout))
+        if approval and client:
+            raise FlowDefinitionError(
+                f"Tool {label} is to be approved and to run on the client: the client asks its person itself.",
+                tool=label,
+            )
+        asks: Literal["approval", "client_tool"] | None = "approval" if approval else "client_tool" if client else None
+        setattr(fn, _MARK, _Mark((label,), False, defined, description, on_error, timeout, asks))
         return fn
 
     return mark(name) if callable(name) else mark
@@ -179,6 +196,7 @@ class Handler:
         "_invalid",
         "_model",
         "_validate",
+        "asks",
         "batch",
         "function",
         "is_async",
@@ -195,6 +213,7 @@ class Handler:
         self.batch = mark.batch
         self.on_error: ToolErrors | None = mark.on_error
         self.timeout = mark.timeout
+        self.asks: Literal["approval", "client_tool"] | None = mark.asks
         self.is_async = inspect.iscoroutinefunction(function)
         self._model: Any = None
         self._checks: dict[str, Schema] = {}
@@ -232,6 +251,22 @@ class Handler:
         if self._context is not None:
             values[self._context] = context
         return values
+
+    def request(self, call: ToolCall) -> SuspendRequest | None:
+        """What a call has to wait for before it is run, where its tool says so: the same whenever it is asked."""
+        if self.asks is None:
+            return None
+        return SuspendRequest(
+            self.asks, {"tool": call.name, "args": call.args}, id=uuid5(NAMESPACE_OID, call.key or call.id).hex
+        )
+
+    def accepts(self, call: ToolCall) -> bool:
+        """Whether the arguments of a call are valid."""
+        try:
+            self._validate(_object(call.args))
+        except (self._invalid, ArgumentsError):
+            return False
+        return True
 
     def check_by(self, definitions: Mapping[str, ToolDefinition]) -> None:
         """Let a `@tools` handler validate calls by what their definitions declare."""

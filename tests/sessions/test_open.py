@@ -125,6 +125,7 @@ def test_the_public_names() -> None:
     assert sorted(stepwell.sessions.__all__) == [
         "Acquired",
         "Commit",
+        "DeferredRecord",
         "DueSession",
         "FORMAT",
         "InboxRow",
@@ -139,6 +140,7 @@ def test_the_public_names() -> None:
         "ModelUsage",
         "NewMessage",
         "OutRecord",
+        "PendingRecord",
         "SCHEMA",
         "SequenceEntry",
         "SessionHead",

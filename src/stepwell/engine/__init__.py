@@ -19,12 +19,13 @@ from ._events import (
     TurnEvent,
     TurnFinished,
     TurnStarted,
+    TurnSuspended,
     UnitStarted,
     Warned,
 )
 from ._handle import Turn
 from ._inputs import Limits
-from ._result import TurnFailure, TurnResult
+from ._result import PendingRequest, TurnFailure, TurnResult
 
 __all__ = [
     "Accepted",
@@ -35,6 +36,7 @@ __all__ = [
     "HookCalled",
     "Limits",
     "Listener",
+    "PendingRequest",
     "ReasoningDelta",
     "StageEntered",
     "Superseded",
@@ -50,6 +52,7 @@ __all__ = [
     "TurnOptions",
     "TurnResult",
     "TurnStarted",
+    "TurnSuspended",
     "UnitStarted",
     "Warned",
 ]

@@ -23,6 +23,7 @@ from stepwell.errors import (
     SessionBusyError,
     StepwellError,
     UnknownFlowError,
+    UnknownRequestError,
     UnknownSessionError,
 )
 from stepwell.flow import Flow, FlowDefinition
@@ -38,6 +39,7 @@ from ._handle import Turn
 from ._inputs import Limits, TurnInput, checked_config, checked_key, checked_message, checked_session_id
 from ._result import TurnResult, wrap
 from ._stream import TurnStream
+from ._suspension import put_answer, stored_result
 from ._turn import TurnTask
 
 __all__ = ["Engine", "TurnOptions"]
@@ -53,6 +55,7 @@ class TurnOptions(TypedDict, total=False):
     idempotency_key: str | None
     on_busy: Literal["queue", "reject"] | None
     busy_timeout: float | None
+    on_suspended: Literal["error", "abandon"] | None
 
 
 class Engine:
@@ -207,6 +210,7 @@ class Engine:
         idempotency_key: str | None = None,
         on_busy: Literal["queue", "reject"] | None = None,
         busy_timeout: float | None = None,
+        on_suspended: Literal["error", "abandon"] | None = None,
     ) -> TurnResult:
         """Run one turn and return its result; a failure of the turn is in the result.
 
@@ -218,6 +222,9 @@ class Engine:
             idempotency_key: The same key and input give the same turn, also after a lost answer.
             on_busy: `queue` (wait for the running turn) or `reject`; the flow's by default.
             busy_timeout: Seconds to wait in the queue; the flow's by default.
+            on_suspended: What to do while the session waits for answers. A single question is answered by the message
+                either way. `error`: `SessionSuspendedError`; `abandon`: cancel the run that waits, and begin a new
+                turn; the flow's by default.
 
         Raises:
             CallerError: Misuse: unknown flow or session, an input that is not acceptable, a closed engine.
@@ -232,6 +239,7 @@ class Engine:
             idempotency_key=idempotency_key,
             on_busy=on_busy,
             busy_timeout=busy_timeout,
+            on_suspended=on_suspended,
         )
         await self._finish(turn, owner)
         if isinstance(turn.error, _MISUSE):
@@ -291,6 +299,7 @@ class Engine:
         idempotency_key: str | None = None,
         on_busy: Literal["queue", "reject"] | None = None,
         busy_timeout: float | None = None,
+        on_suspended: Literal["error", "abandon"] | None = None,
     ) -> tuple[TurnTask, bool]:
         """Start a turn, or attach to the one that runs under the same key; and whether it was started."""
         self._check_running()
@@ -306,6 +315,7 @@ class Engine:
             key=key,
             on_busy=on_busy or cls.on_busy,
             busy_timeout=cls.busy_timeout if busy_timeout is None else busy_timeout,
+            on_suspended=on_suspended or cls.on_suspended,
         )
         index = (definition.id, session_id, key) if key is not None else None
         if index is not None and (running := self._by_key.get(index)) is not None:
@@ -366,6 +376,56 @@ class Engine:
                 return cancelled
         await self.store.load(session_id)
         return False
+
+    # -- answers
+
+    async def answer(self, session_id: str, request_id: str, value: Any) -> TurnResult:
+        """Answer a request that a suspended turn waits for; from any process. With the last one the turn goes on.
+
+        The answer is stored before anything else is done with it: a process that dies now does not lose it.
+
+        Args:
+            session_id: The session.
+            request_id: `PendingRequest.id`.
+            value: JSON; see `PendingRequest.kind`.
+
+        Returns:
+            What the turn came to that went on; or `status="suspended"` with what is still waited for. An answer that
+            was given before is ignored, and the same is returned.
+
+        Raises:
+            UnknownRequestError: Nothing waits for it: it was never asked for, has expired, or its run was given up.
+            InvalidInputError: The answer is not acceptable.
+            UnknownSessionError: There is no such session.
+            UnknownFlowError: Its flow is not registered here.
+
+        Cancelling the caller cancels the turn that went on, kind `caller`; the answer stays.
+        """
+        return await self._answer(session_id, request_id, value, shown=False)
+
+    async def _answer(self, session_id: str, request_id: str, value: Any, *, shown: bool) -> TurnResult:
+        self._check_running()
+        head, _ = await self.store.load(checked_session_id(session_id))
+        definition = self._definition(head.workflow.id)
+        now = self.clock.time()
+        row = await put_answer(self.store, head, request_id, value, self.limits, now, shown=shown)
+        if (known := stored_result(row)) is not None:
+            return known
+        given = TurnInput(
+            definition=definition,
+            message=None,
+            session_id=session_id,
+            config=None,
+            key=None,
+            on_busy="queue",
+            busy_timeout=definition.cls.busy_timeout,
+            answer=request_id,
+        )
+        turn = self._launch(given)
+        await self._finish(turn, owner=True)
+        if isinstance(turn.error, _MISUSE):
+            raise turn.error
+        return turn.result
 
     # -- recovery
 
@@ -516,4 +576,4 @@ def _channels(given: ChannelProvider | str | None, clock: Clock) -> ChannelProvi
 _RECOVERED_AT_ONCE = 50
 """Sessions that are taken up in one look; the others are with the next."""
 
-_MISUSE = (UnknownSessionError, InvalidInputError, IdempotencyConflictError)
+_MISUSE = (UnknownSessionError, InvalidInputError, IdempotencyConflictError, UnknownRequestError)

@@ -6,7 +6,7 @@ is `msgspec.to_builtins`. A delta costs an append to the view and, if somebody l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from stepwell.loop import StreamMode, Verdict
 from stepwell.messages import ToolOutcome, Usage
 
-from ._result import TurnResult
+from ._result import PendingRequest, TurnResult
 
 __all__ = [
     "Accepted",
@@ -34,6 +34,7 @@ __all__ = [
     "TurnEvent",
     "TurnFinished",
     "TurnStarted",
+    "TurnSuspended",
     "UnitStarted",
     "Warned",
 ]
@@ -174,6 +175,12 @@ class Warned(_Event, frozen=True):
     data: Any = None
 
 
+class TurnSuspended(_Event, frozen=True):
+    """The turn waits for answers; it is stored."""
+
+    pending: Sequence[PendingRequest]
+
+
 class TurnFinished(_Event, frozen=True):
     """The last event."""
 
@@ -197,6 +204,7 @@ TurnEvent: TypeAlias = (
     | ToolFinished
     | Committed
     | Warned
+    | TurnSuspended
     | TurnFinished
 )
 

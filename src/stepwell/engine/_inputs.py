@@ -14,7 +14,7 @@ from stepwell.errors import InputTooLargeError, InvalidInputError, NonJsonValueE
 from stepwell.flow import FlowDefinition
 from stepwell.messages import JsonObject, Part, TextPart, UserMessage
 
-__all__ = ["Limits", "TurnInput", "checked_config", "checked_key", "checked_message", "checked_session_id"]
+__all__ = ["Limits", "TurnInput", "checked_config", "checked_key", "checked_message", "checked_session_id", "too_deep"]
 
 _SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
 
@@ -45,6 +45,8 @@ class TurnInput(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None
     on_busy: Literal["queue", "reject"]
     busy_timeout: float
+    answer: str | None = None  # nobody says anything: this request is answered, in the inbox
+    on_suspended: Literal["error", "abandon"] = "error"
     recovery: bool = False  # nobody says anything: only what was left open is finished
 
     @property
@@ -124,7 +126,7 @@ def checked_config(config: Any, limits: Limits) -> JsonObject | None:
         return None
     if not isinstance(config, Mapping):
         raise InvalidInputError(f"A config is a JSON object, not {type(config).__name__}.", "/config")
-    if _too_deep(config, limits.depth):
+    if too_deep(config, limits.depth):
         raise InputTooLargeError(f"The config is nested deeper than {limits.depth} levels.", "/config")
     try:
         copied = json_copy(config)
@@ -151,7 +153,7 @@ def checked_key(key: Any, limits: Limits) -> str | None:
     return key
 
 
-def _too_deep(value: Any, levels: int) -> bool:
+def too_deep(value: Any, levels: int) -> bool:
     """Whether a value is nested deeper than `levels`, found without recursion."""
     layer: list[Any] = [value]
     for _ in range(levels + 1):

@@ -24,21 +24,23 @@ from stepwell.flow import (
     StepHost,
     TerminateSessionStep,
     Visit,
+    Wait,
     as_message,
     attach,
     logic,
     settle,
 )
-from stepwell.loop import StreamMode
-from stepwell.messages import JsonObject, Message, UserMessage
-from stepwell.outcomes import DirectTo, Finish, Go
+from stepwell.loop import StreamMode, requests_of
+from stepwell.messages import JsonObject, Message, ToolCall, UserMessage
+from stepwell.outcomes import DirectTo, Finish, Go, SuspendRequest
 from stepwell.sessions import SessionHead, TurnRecord, VisitRecord
 
 from ._events import StageEntered
-from ._shape import call_part, reasoning_part, result_part, text_part
+from ._shape import call_part, reasoning_part, request_part, result_part, text_part
+from ._suspension import answers_to
 from ._working import Working
 
-__all__ = ["Done", "FlowMachine"]
+__all__ = ["Done", "FlowMachine", "Suspended"]
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -46,6 +48,12 @@ class Done(msgspec.Struct, frozen=True):
 
     message: str
     content_type: str
+
+
+class Suspended(msgspec.Struct, frozen=True):
+    """Calls wait for an answer each."""
+
+    requests: Sequence[tuple[ToolCall, SuspendRequest]]
 
 
 class FlowMachine:
@@ -132,7 +140,7 @@ class FlowMachine:
 
     # -- one unit
 
-    async def advance(self) -> Done | None:
+    async def advance(self) -> Done | Suspended | None:
         """Run one unit, up to but without its commit. `None`: there is another.
 
         Raises:
@@ -167,7 +175,7 @@ class FlowMachine:
         else:
             turn.hops = 0
             if kind == "tools":
-                decided = await visit.tools(calls)
+                decided = await visit.tools(calls, answers_to(turn) if turn.pending else None)
             elif kind == "run":
                 decided = await self._run(step, visit)
             else:
@@ -177,6 +185,8 @@ class FlowMachine:
         done = await self._apply(step, decided)
         self._show(mode, decided, done)
         turn.unit += 1
+        if turn.pending:
+            turn.pending, turn.deferred = (), ()  # the answers are used, and what waited behind the results is in place
         return done
 
     def _visiting(self, step: Step[Any, Any], record: VisitRecord) -> Visit:
@@ -229,12 +239,15 @@ class FlowMachine:
 
     # -- what a unit came to
 
-    async def _apply(self, step: Step[Any, Any], decided: Decided) -> Done | None:
+    async def _apply(self, step: Step[Any, Any], decided: Decided) -> Done | Suspended | None:
         """Apply a decision in the order of the design: transition, prompt, state, content type, results, message."""
         outcome = decided.decision
         if type(outcome) is Again:
             settle(self.working, step, decided)
             return None
+        if isinstance(outcome, Wait):
+            settle(self.working, step, decided)
+            return Suspended(outcome.requests)
         target = self.flow.get_step(outcome.target) if isinstance(outcome, (Go, DirectTo)) else None
         if isinstance(outcome, Finish):
             await step.on_exit()
@@ -283,10 +296,10 @@ class FlowMachine:
             content_type=content_type,
         )
 
-    def _show(self, mode: StreamMode, decided: Decided, done: Done | None) -> None:
+    def _show(self, mode: StreamMode, decided: Decided, done: Done | Suspended | None) -> None:
         """What the unit shows from now on; a stage that is `off` shows only the turn's final message."""
         passing = "" if mode == "off" else decided.shown
-        shown = done.message if done is not None else passing
+        shown = done.message if type(done) is Done else passing
         self.working.observer.settle(shown)
         self._shown = mode, shown, decided
 
@@ -299,9 +312,20 @@ class FlowMachine:
         results = [result_part(result.call, result.outcome, result.content) for result in decided.results]
         message = decided.accepted
         if message is None:
-            return results + said
+            waiting = decided.decision.requests if isinstance(decided.decision, Wait) else ()
+            # What a tool asks for by itself was shown with the reply.
+            return results + said + [request_part(call.id, one) for call, one in waiting if not self._asked(call, one)]
         thought = [reasoning_part(part.text) for part in message.reasoning]
-        return [*thought, *said, *(call_part(call) for call in message.calls), *results]
+        called = [call_part(call) for call in message.calls]
+        if called and self.visit is not None:
+            requests = requests_of(self.visit.host, message.calls)
+            called += [request_part(call, one) for call, one in requests.items()]
+        return [*thought, *said, *called, *results]
+
+    def _asked(self, call: ToolCall, request: SuspendRequest) -> bool:
+        found = self.visit.host.handler(call.name) if self.visit is not None else None
+        asked = found[0].request(call) if found is not None else None
+        return asked is not None and asked.id == request.id
 
     async def clean_up(self) -> None:
         """Await what tool handlers asked for, on every path."""

@@ -17,13 +17,27 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import anyio
+import msgspec
 
 from stepwell._clock import Clock
 from stepwell.errors import StepwellError
-from stepwell.messages import JsonObject, Usage, UserMessage
+from stepwell.loop import verdict_of
+from stepwell.messages import JsonObject, Part, Usage, UserMessage
 from stepwell.sessions import OutRecord, TurnRecord
 from stepwell.transport import ChannelWriter, Codec, Encoder
-from stepwell.wire import ErrorInfo, H, Headers, RunHeaders, WireMessage, run_end, run_start, step_end, step_start
+from stepwell.wire import (
+    ErrorInfo,
+    H,
+    Headers,
+    RunHeaders,
+    WireMessage,
+    run_end,
+    run_resume,
+    run_start,
+    run_suspend,
+    step_end,
+    step_start,
+)
 
 from ._events import (
     AttemptStarted,
@@ -95,8 +109,8 @@ class Publication:
 
     @property
     def input_id(self) -> str | None:
-        """The `codec-message-id` of what the person said, if anything was."""
-        return self.turn.input
+        """The `codec-message-id` of what the invocation follows: what the person said, or what it goes on from."""
+        return self.turn.follows or self.turn.input
 
     @property
     def message_id(self) -> str:
@@ -143,18 +157,53 @@ class Publication:
         messages: list[WireMessage] = []
         input_id = self.input_id
         if message is not None and input_id is not None:
-            headers = {H.ROLE: "user", H.CODEC_MESSAGE_ID: input_id, H.EVENT_ID: input_id, H.RUN_CLIENT_ID: ""}
-            if turn.parent is not None:
-                headers[H.PARENT] = turn.parent
-            said = {"id": input_id, "role": "user", "parts": user_parts(message.content)}
-            messages = self.codec.encode_input(self.codec.create_user_message(said), headers)
-            messages = [
-                WireMessage(name=one.name, data=one.data, extras=one.extras, idempotency_id=f"{input_id}:{at}")
-                for at, one in enumerate(messages)
-            ]
+            messages = self._said(message.content, input_id, turn.parent, {})
         parent = input_id or turn.parent
         messages.append(run_start(self._run(), parent=parent, idempotency_id=f"{turn.run}:open"))
         await self.writer.publish(messages)
+
+    def _said(
+        self, content: str | Sequence[Any], message_id: str, parent: str | None, more: Headers
+    ) -> list[WireMessage]:
+        said = {"id": message_id, "role": "user", "parts": user_parts(content)}
+        return self._input(self.codec.create_user_message(said), message_id, parent, message_id, more)
+
+    def _input(self, event: Any, message_id: str, parent: str | None, name: str, more: Headers) -> list[WireMessage]:
+        """An input as a client would publish it; `name` is its own, whoever publishes it."""
+        headers = {H.ROLE: "user", H.CODEC_MESSAGE_ID: message_id, H.EVENT_ID: name, H.RUN_CLIENT_ID: "", **more}
+        if parent is not None:
+            headers[H.PARENT] = parent
+        return [
+            WireMessage(name=one.name, data=one.data, extras=one.extras, idempotency_id=f"{name}:{at}")
+            for at, one in enumerate(self.codec.encode_input(event, headers))
+        ]
+
+    async def resume(self) -> None:
+        """Say what was answered, and that the run goes on: together. May be repeated, also by another process.
+
+        Only verdicts and what a person said are said as such: what else was answered is shown as the call's result.
+        """
+        turn = self.turn
+        messages: list[WireMessage] = []
+        run = {H.RUN_ID: turn.run}
+        for one in turn.pending:
+            if one.state != "answered" or one.shown:
+                continue
+            if one.said is not None:
+                content = one.answer if isinstance(one.answer, str) else msgspec.convert(one.answer, tuple[Part, ...])
+                messages += self._said(content, one.said, one.parent, run)
+            elif one.kind == "approval" and one.message is not None:
+                approved, reason = verdict_of(one.answer) or (False, None)
+                event = self.codec.create_tool_approval_response(
+                    one.message, one.call, approved=approved, reason=reason
+                )
+                messages += self._input(event, one.message, one.message, f"{turn.run}:answer:{one.id}", run)
+        messages.append(run_resume(self._run(), idempotency_id=f"{turn.invocation}:resume"))
+        await self.writer.publish(messages)
+
+    async def suspend(self) -> None:
+        """Settle what is committed, and say that the run waits. May be repeated, also by another process."""
+        await self.settle(run_suspend(self._run(), idempotency_id=f"{self.turn.invocation}:suspend"))
 
     async def end(self, reason: Literal["complete", "cancelled", "error"], error: str) -> None:
         """Settle what is committed, and say that the run is over. May be repeated, also by another process."""
@@ -231,12 +280,15 @@ class Publication:
 
     # -- its commit
 
-    async def accept(self, parts: Sequence[JsonObject], usage: Mapping[str, Usage] | None) -> OutRecord | None:
+    async def accept(
+        self, parts: Sequence[JsonObject], usage: Mapping[str, Usage] | None, *, waits: bool = False
+    ) -> OutRecord | None:
         """What the commit of this unit has to say about its output; `None` where nothing is or was shown.
 
         Args:
             parts: What the unit shows, whole.
             usage: Of the turn, where this is its last unit.
+            waits: Whether it is the last because calls wait for their answers.
         """
         attempt, self._attempt = self._attempt, None
         first = not self.turn.shown
@@ -244,12 +296,12 @@ class Publication:
         if attempt is not None:
             closing = attempt.emitted.accept(parts) if attempt.begun else None
             if closing is not None:
-                attempt.say([*closing, *end_chunks(usage)])
+                attempt.say([*closing, *end_chunks(usage, waits=waits)])
                 start = await attempt.acknowledged(_PATIENCE)
             else:
                 attempt.finish("failed")
             self._dirty = self._dirty or attempt.begun
-        if start is None and not parts and not self._dirty:
+        if start is None and not parts and not self._dirty and not (waits and self.turn.shown):
             return None
         return OutRecord(
             step=self._step,
@@ -259,6 +311,7 @@ class Publication:
             dirty=self._dirty,
             first=first,
             last=usage is not None,
+            waits=waits,
         )
 
     async def give_up(self, reason: Literal["failed", "cancelled"]) -> OutRecord | None:
@@ -288,6 +341,10 @@ class Publication:
         first = not self.turn.shown
         return OutRecord(step=step, stage=self._stage, parts=parts, dirty=True, reason=reason, first=first)
 
+    def stands(self, stage: str, mode: str) -> None:
+        """No unit was begun in this process: the turn stands in this stage."""
+        self._stage, self._mode = stage, mode
+
     async def settle(self, last: WireMessage | None = None) -> None:
         """Make the channel show what was committed, and `last` behind it. May be repeated, also by another process.
 
@@ -301,7 +358,7 @@ class Publication:
             start = out.start
             if start is None:
                 start = await self.start_step(out.step, f"{out.step}:settle")
-                if out.parts:
+                if out.parts or out.waits:
                     messages = await self._say_whole(out, start)
             messages.append(self.step_end(out.step, start, out.reason))
             if out is not self.turn.outs[-1]:
@@ -314,9 +371,12 @@ class Publication:
 
     async def _say_whole(self, out: OutRecord, start: str) -> list[WireMessage]:
         """Say what is to be shown, up to the messages behind its last text: those go out with the attempt's end."""
-        chunks = begin_chunks(self.message_id if out.first else None, out.stage)
-        chunks += whole_chunks(out.parts, f"{out.step.rpartition('-')[2]}-")
-        chunks += end_chunks({} if out.last else None)
+        if out.parts:
+            chunks = begin_chunks(self.message_id if out.first else None, out.stage)
+            chunks += whole_chunks(out.parts, f"{out.step.rpartition('-')[2]}-")
+            chunks += end_chunks({} if out.last else None, waits=out.waits)
+        else:
+            chunks = end_chunks({}, waits=True)[-1:]  # nothing but the end of the message
 
         async def headers() -> Headers:
             return self.output_headers(out.step, start)

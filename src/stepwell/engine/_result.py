@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 
 from stepwell.errors import HandlerError, StepwellError
-from stepwell.messages import JsonObject
+from stepwell.messages import JsonObject, JsonValue
+from stepwell.outcomes import RequestKind
 from stepwell.sessions import ModelUsage
 
-__all__ = ["TurnFailure", "TurnResult", "failure_of", "wrap"]
+__all__ = ["PendingRequest", "TurnFailure", "TurnResult", "failure_of", "wrap"]
 
 
 class TurnFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +22,28 @@ class TurnFailure(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     retryable: bool = False
     ids: Mapping[str, str | int] = {}
+
+
+class PendingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Something a suspended turn waits for; `Engine.answer` takes its id.
+
+    Attributes:
+        id: Names it.
+        kind: `approval` (answer `True`, `False` or `{"approved": bool, "reason": str}`), `question`, or `client_tool`
+            (the answer is the result of the tool that `payload` describes).
+        tool: Name of the tool whose call waits.
+        call: Id of that call.
+        payload: JSON for whoever answers; of an approval or a client's tool that the framework asks for: `tool` and
+            `args`.
+        expires: When it stops waiting, Unix time in seconds; `None`: never.
+    """
+
+    id: str
+    kind: RequestKind
+    tool: str
+    call: str
+    payload: JsonValue = None
+    expires: float | None = None
 
 
 class TurnResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +63,7 @@ class TurnResult(msgspec.Struct, frozen=True, kw_only=True):
         status: `running`, `completed`, `aborted` or `suspended`.
         usage: Tokens of this turn by `provider:name`.
         units: Units committed by this turn.
+        pending: What a suspended turn waits for.
         error: Why it failed, or `None`.
     """
 
@@ -56,6 +80,7 @@ class TurnResult(msgspec.Struct, frozen=True, kw_only=True):
     resumed: bool = False
     usage: Mapping[str, ModelUsage] = {}
     units: int = 0
+    pending: tuple[PendingRequest, ...] = ()
     error: TurnFailure | None = None
 
     def to_json(self) -> JsonObject:

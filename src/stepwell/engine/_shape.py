@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from stepwell.messages import JsonObject, JsonValue, ToolCall, ToolOutcome, Usage
+from stepwell.outcomes import SuspendRequest
 
 __all__ = [
     "Emitted",
@@ -21,6 +22,7 @@ __all__ = [
     "end_chunks",
     "progress_chunk",
     "reasoning_part",
+    "request_part",
     "result_part",
     "text_part",
     "user_parts",
@@ -45,6 +47,11 @@ def reasoning_part(text: str) -> JsonObject:
 def call_part(call: ToolCall) -> JsonObject:
     """A call that was accepted."""
     return {"type": "call", "id": call.id, "name": call.name, "args": call.args}
+
+
+def request_part(call: str, request: SuspendRequest) -> JsonObject:
+    """What a call waits for."""
+    return {"type": "request", "call": call, "id": request.id, "kind": request.kind, "payload": request.payload}
 
 
 def result_part(call: str, outcome: ToolOutcome, content: JsonValue) -> JsonObject:
@@ -74,8 +81,13 @@ def begin_chunks(message_id: str | None, stage: str) -> list[Chunk]:
     return chunks
 
 
-def end_chunks(usage: Mapping[str, Usage] | None) -> list[Chunk]:
-    """The end of an accepted attempt; with `usage` (by model), the end of the message too."""
+def end_chunks(usage: Mapping[str, Usage] | None, *, waits: bool = False) -> list[Chunk]:
+    """The end of an accepted attempt; with `usage` (by model), the end of the message too.
+
+    Args:
+        usage: Of the turn, by model.
+        waits: Whether the message ends because calls wait for their answers.
+    """
     chunks: list[Chunk] = [{"type": "finish-step"}]
     if usage is not None:
         if usage:
@@ -83,7 +95,7 @@ def end_chunks(usage: Mapping[str, Usage] | None) -> list[Chunk]:
                 model: {"input": one.input, "output": one.output, "total": one.total} for model, one in usage.items()
             }
             chunks.append({"type": "data-stepwell-usage", "data": spent, "transient": True})
-        chunks.append({"type": "finish", "finishReason": "stop"})
+        chunks.append({"type": "finish", "finishReason": "tool-calls" if waits else "stop"})
     return chunks
 
 
@@ -105,9 +117,21 @@ def whole_chunks(parts: Sequence[JsonObject], prefix: str) -> list[Chunk]:
             chunks.append({"type": f"{kind}-end", "id": name})
         elif kind == "call":
             chunks.append(_available(part))
+        elif kind == "request":
+            chunks += _request(part)
         else:
             chunks.append(_result(part))
     return chunks
+
+
+def _request(part: Mapping[str, Any]) -> list[Chunk]:
+    """What a call waits for. A client's tool needs no more than its input, which is available by now."""
+    if part["kind"] == "approval":
+        return [{"type": "tool-approval-request", "toolCallId": part["call"], "approvalId": part["id"]}]
+    if part["kind"] == "client_tool":
+        return []
+    data = {name: part[name] for name in ("call", "kind", "payload")}
+    return [{"type": "data-stepwell-request", "id": part["id"], "data": data}]
 
 
 def _available(part: Mapping[str, Any]) -> Chunk:
@@ -119,8 +143,11 @@ def _result(part: Mapping[str, Any]) -> Chunk:
     content = part["content"]
     if part["outcome"] == "ok":
         return {"type": "tool-output-available", "toolCallId": part["id"], "output": content}
-    error = cast("JsonObject", content).get("error") if isinstance(content, dict) else None
-    return {"type": "tool-output-error", "toolCallId": part["id"], "errorText": str(error or part["outcome"])}
+    said = cast("JsonObject", content) if isinstance(content, dict) else {}
+    if part["outcome"] == "not_run" and said.get("approved") is False:
+        return {"type": "tool-output-denied", "toolCallId": part["id"]}
+    error = said.get("error") or ("expired" if said.get("expired") else part["outcome"])
+    return {"type": "tool-output-error", "toolCallId": part["id"], "errorText": str(error)}
 
 
 def json_text(value: JsonValue) -> str:
@@ -182,6 +209,8 @@ class Emitted:
                     args = json_text(part["args"])
                     chunks.append({"type": "tool-input-delta", "toolCallId": part["id"], "inputTextDelta": args})
                 chunks.append(_available(part))
+            elif part["type"] == "request":
+                chunks += _request(part)
         return chunks
 
     def _closed(self) -> list[Chunk]:
@@ -202,6 +231,8 @@ def _essence(parts: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
             said[kind] += part["text"]  # a string or a list of them: joined below
         elif kind == "call":
             calls.append((part["id"], part["name"]))
+        elif kind == "request":
+            continue  # it is only said when it is accepted
         else:
             results[part["id"]] = (part["outcome"], part["content"])
     return "".join(said["text"]), "".join(said["reasoning"]), calls, results

@@ -48,13 +48,25 @@ from stepwell.sessions import (
 
 from ._compaction import compact, due_for_compaction
 from ._core import Core
-from ._events import Committed, TurnFinished, TurnStarted
+from ._events import Committed, TurnFinished, TurnStarted, TurnSuspended
 from ._ids import new_id, session_id_from
 from ._inputs import TurnInput
-from ._machine import Done, FlowMachine
+from ._machine import Done, FlowMachine, Suspended
 from ._result import TurnResult, failure_of, wrap
 from ._shape import result_part
 from ._stream import Reader, TurnStream
+from ._suspension import (
+    answer_by_message,
+    check_requests,
+    go_on,
+    newest_message,
+    pending_of,
+    suspend_turn,
+    suspended_error,
+    take_answers,
+    unknown_request,
+    waiting,
+)
 from ._working import Working
 
 if TYPE_CHECKING:
@@ -192,6 +204,8 @@ class TurnTask:
             done = await machine.advance()
             if done is not None:
                 await machine.clean_up()
+                if isinstance(done, Suspended):
+                    return await self._suspend(done, last=last)
                 return await self._close(done, last=last)
             turn = self.working.turn
             if self._publication is not None:
@@ -224,15 +238,19 @@ class TurnTask:
             await self._fence(target)
             head = await self._adopt(acquired)
             if given.recovery:
-                return await self._finish_open()
-            if head.status in ("completed", "aborted"):
+                return await self._finish_open(acquired.inbox)
+            if given.answer is not None and (seen := await self._stored(target)) is not None:
+                return seen
+            if head.status in ("completed", "aborted") and given.answer is None:
                 follow = await self._follow(head, visited)
                 if follow is None:
                     return None
                 target = follow
                 continue
-            if head.turn is not None:
-                await self._recover()
+            if (result := await self._finish_first(acquired.inbox)) is not None:
+                return result
+            if given.answer is not None:
+                await self._refuse_answer(given.answer)
             if given.key and (seen := await self._stored(target)) is not None:
                 await self._hold.give_up()
                 return seen
@@ -360,42 +378,72 @@ class TurnTask:
             await old_hold.give_up()
         return None
 
-    async def _finish_open(self) -> TurnResult:
+    async def _finish_open(self, rows: Sequence[InboxRow]) -> TurnResult:
         """Nothing but what was left open; a session that has nothing open is left as it is."""
-        if self.working.head.turn is not None:
-            result = await self._recover(last=True)
+        working = self.working
+        if working.head.turn is not None:
+            result = await (self._wake(rows) if working.head.status == "suspended" else self._recover(last=True))
             assert result is not None
             return result
+        for row in rows:
+            if row.kind == "answer":  # to a turn that ended otherwise
+                await self._core.store.inbox_withdraw(self.session_id, row.key)
         await self._hold.give_up()
-        working = self.working
         return self._result(
             None, success=True, session_id=self.session_id, current=working.current, status=working.head.status
         )
 
-    async def _recover(self, *, last: bool = False) -> TurnResult | None:
-        """A turn was left open by a process that died: its units go on where they were committed.
+    async def _finish_first(self, rows: Sequence[InboxRow]) -> TurnResult | None:
+        """Whatever is open is finished before this turn begins.
+
+        Returns:
+            The result, where this turn's input was for the turn that was open, or that one still waits.
+        """
+        head = self.working.head
+        while head.turn is not None and self._hold.held:
+            if head.status != "suspended":
+                await self._recover()
+            elif (result := await self._wake(rows)) is not None:
+                return result
+            head = self.working.head
+        return None
+
+    async def _recover(
+        self, *, last: bool = False, answered: bool = False, key: str | None = None
+    ) -> TurnResult | None:
+        """A turn was left open, by a process that died or to wait for answers: it goes on where it was committed.
 
         Args:
             last: Whether that is all there is to do: the lease goes with it.
+            answered: Whether it waited, and goes on now.
+            key: See `go_on`.
         """
         mine = self.run_id, self.invocation_id
         working, turn = self.working, self.working.turn
         machine = self._machine = FlowMachine(self._given.definition, working)
         working.visit = turn.visit
-        working.run_id = turn.run
-        self.run_id, self.invocation_id = turn.run, turn.invocation
+        working.run_id = self.run_id = turn.run
+        if not answered:
+            self.invocation_id = turn.invocation
+        elif not last:
+            self.invocation_id = new_id()  # ours is for the turn that comes behind
         # Its output belongs to that run, not to the one that is about to begin.
         working.begin(self._stream if last else TurnStream())
         publication = self._publish(taken_over=turn.phase == "open")
         try:
             if turn.phase == "closing":
                 return await self._end(TurnResult.from_json(cast("JsonObject", turn.result)), last=last)
-            working.log("warning", "an open turn of a process that ended is finished first", {"run": turn.run})
-            if publication is not None:
-                if turn.unit == 0:  # else the run was opened before the first unit was committed
-                    await publication.open(working.said())
-                await publication.settle()
-            await machine.build()
+            if answered:
+                await self._go_on(key)
+            elif turn.phase == "suspended":
+                return await self._rest(self._waits(turn), last=last)
+            else:
+                working.log("warning", "an open turn of a process that ended is finished first", {"run": turn.run})
+                if publication is not None:
+                    if turn.unit == 0:  # else the run was opened before the first unit was committed
+                        await (publication.resume() if turn.pending else publication.open(working.said()))
+                    await publication.settle()
+                await machine.build()
             machine.restored = True
             return await self._units_until_done(last=last)
         except Exception as error:
@@ -408,7 +456,121 @@ class TurnTask:
             if not last:
                 self.run_id, self.invocation_id = mine
                 self._units = 0
+                self._closed = None
                 working.begin(self._stream)
+
+    # -- suspension
+
+    async def _suspend(self, done: Suspended, *, last: bool) -> TurnResult:
+        """The last unit ended with calls that wait: commit it, say so, and let the session rest."""
+        working, machine = self.working, cast("FlowMachine", self._machine)
+        turn = working.turn
+        self._units += 1
+        await check_requests(self._core.store, working, done.requests)
+        if self._publication is not None:
+            usage = {model: one.usage for model, one in turn.usage.items()}
+            self._shows(turn, await self._publication.accept(machine.parts(), usage, waits=True))
+        suspend_turn(working, done.requests)
+        result = self._closed = self._waits(turn)
+        if self._publication is not None:
+            await self._commit()
+        return await self._rest(result, last=last)
+
+    async def _rest(self, result: TurnResult, *, last: bool) -> TurnResult:
+        """Say that the run waits where there is a channel, and let the lease go; the turn record stays."""
+        working, turn = self.working, self.working.turn
+        if self._publication is not None:
+            await self._publication.suspend()
+        self._settle_input(turn, result)
+        turn.key, turn.answers, turn.outs = None, (), ()
+        working.head.status = "suspended"
+        self._closed = result
+        await self._commit(release=last, unit=self._publication is None)
+        if self._stream.heard and last:
+            self._stream.emit(TurnSuspended(result.pending))
+        return result
+
+    def _waits(self, turn: TurnRecord) -> TurnResult:
+        working = self.working
+        self.run_id, self.invocation_id = turn.run, turn.invocation
+        return self._result(
+            turn,
+            success=True,
+            session_id=self.session_id,
+            current=working.current,
+            status="suspended",
+            pending=pending_of(turn),
+        )
+
+    async def _wake(self, rows: Sequence[InboxRow]) -> TurnResult | None:
+        """The session waits for answers: take what there is, and go on with the run if that is all.
+
+        Returns:
+            The result, where this turn is for the run that waits; `None`: that run is over.
+
+        Raises:
+            SessionSuspendedError: It waits on, and what was said is no answer.
+            UnknownRequestError: It waits on, and not for this answer.
+        """
+        given, working, turn = self._given, self.working, self.working.turn
+        left = len(waiting(turn))
+        updates = take_answers(turn, rows, self._core.clock.time())
+        for update in updates:
+            working.consume(update)
+        mine, key = given.recovery or given.answer in turn.answers, None
+        if given.message is not None and answer_by_message(turn, given.message, working.new_id(turn.visit.stage)):
+            mine, key = True, given.key
+            if key is not None:
+                self._take_input(key)
+        still = waiting(turn)
+        if not still:
+            result = await self._recover(last=mine, answered=True, key=key)
+            return result if mine else None
+        if not mine and given.on_suspended == "abandon":
+            await self._abandon(updates)
+            return None
+        if updates or len(still) < left:
+            await self._commit(release=True, unit=False)
+        else:
+            await self._hold.give_up()
+        if mine:
+            return self._waits(turn)
+        raise unknown_request(self.session_id, given.answer) if given.answer else suspended_error(turn, self.session_id)
+
+    async def _go_on(self, key: str | None) -> None:
+        """All answers are there: open the invocation that goes on with the turn."""
+        await cast("FlowMachine", self._machine).build()
+        go_on(self.working.turn, self.invocation_id, key)
+        self.working.head.status = "running"
+        await self._commit(unit=False)
+        if self._publication is not None:
+            await self._publication.resume()
+        self._tell_started()
+
+    async def _abandon(self, updates: Sequence[InboxUpdate]) -> None:
+        """The run that waits ends without its answers: its calls get results that say so."""
+        mine = self.run_id, self.invocation_id
+        working, turn = self.working, self.working.turn
+        machine = self._machine = FlowMachine(self._given.definition, working)
+        await machine.build()
+        self.run_id, self.invocation_id = turn.run, turn.invocation
+        working.begin(TurnStream())
+        if (publication := self._publish(taken_over=False)) is not None:
+            step = machine.flow.get_step(turn.visit.stage)
+            publication.stands(step.id, step.stream_mode or machine.flow.stream_mode)
+        error = TurnCancelledError("A new message came instead of the answers.", "superseded", run_id=turn.run)
+        if (result := await self._roll_back(error, False, "superseded")) is not None:
+            for update in updates:
+                working.consume(InboxUpdate(update.key, "done"))
+            await self._end(result, last=False)
+        self.run_id, self.invocation_id = mine
+        working.begin(self._stream)
+
+    async def _refuse_answer(self, request_id: str) -> None:
+        """Nothing waits for an answer that was written down while a turn was at work."""
+        await self._core.store.inbox_withdraw(self.session_id, request_id)
+        await self._hold.give_up()
+        raise unknown_request(self.session_id, request_id)
 
     async def _restore(self) -> bool:
         """Build the flow on the stored session. `False`: it wanted a fresh one, which is open now."""
@@ -441,11 +603,15 @@ class TurnTask:
             parent=working.head.tip,
         )
         if given.key is not None:
-            working.consume(InboxRow(given.key, "input", given.digest, "taken"))
-            working.consume(InboxUpdate(given.key, "taken"))
+            self._take_input(given.key)
             if message is not None:
                 message = msgspec.structs.replace(message, id=hashlib.sha256(given.key.encode()).hexdigest()[:8])
         cast("FlowMachine", self._machine).open(turn, message)
+
+    def _take_input(self, key: str) -> None:
+        """The input's row belongs to the turn from its opening commit on."""
+        self.working.consume(InboxRow(key, "input", self._given.digest, "taken"))
+        self.working.consume(InboxUpdate(key, "taken"))
 
     def _tell_started(self) -> None:
         if self._stream.heard:
@@ -454,10 +620,10 @@ class TurnTask:
     async def _stored(self, session: str) -> TurnResult | None:
         """The result of the same input, if it was given before and is done."""
         given = self._given
-        row = await self._core.store.inbox_get(session, cast("str", given.key))
+        row = await self._core.store.inbox_get(session, cast("str", given.answer or given.key))
         if row is None:
             return None
-        if row.payload != given.digest:
+        if given.answer is None and row.payload != given.digest:
             raise IdempotencyConflictError(
                 "This idempotency key was used with another message or config: use a new key for a new input.",
                 session_id=session,
@@ -518,7 +684,7 @@ class TurnTask:
         turn.phase = "closing"
         turn.result = result.to_json()
         self._closed = result
-        self.working.head.tip = turn.invocation if turn.shown else turn.input or turn.parent
+        self.working.head.tip = newest_message(turn)
         await self._commit(unit=result.success)
 
     async def _end(self, result: TurnResult, *, last: bool) -> TurnResult:
@@ -570,6 +736,8 @@ class TurnTask:
 
     def _settle_input(self, turn: TurnRecord, result: TurnResult) -> None:
         """The input's row gets the result; one that failed for now may run again."""
+        for request in turn.answers:
+            self.working.consume(InboxUpdate(request, "done", msgspec.json.encode(result)))
         if turn.key is None:
             return
         again = result.error is not None and result.error.retryable
@@ -625,13 +793,19 @@ class TurnTask:
             # It was committed, and only the answer was lost: that is what the turn came to.
             self.error = None
             return TurnResult.from_json(cast("JsonObject", turn.result))
+        if turn.phase == "suspended":
+            if self._closed is not None:
+                # The same of a turn that was suspended; what is left to be said is said by whoever recovers it.
+                self.error = None
+                return None
+            working.head.status = "running"
         if out is not None and any(out.step == one.step for one in turn.outs):
             out = None  # the same for its unit
         stage = turn.visit.stage
         results: list[ToolResult] = []
         for ns, history in working.histories.items():
             for call in history.open:
-                results.append(self._result_of_call(call, batch))
+                results.append(self._result_of_call(call, batch, turn))
                 working.add_message(ns, stage, results[-1])
         failure = failure_of(error)
         working.log(
@@ -655,13 +829,16 @@ class TurnTask:
         turn.outs = [out for out in outs if out is not None]
         turn.shown = turn.shown or any(out.parts or out.start is not None for out in turn.outs)
 
-    def _result_of_call(self, call: ToolCall, batch: Batch | None) -> ToolResult:
+    def _result_of_call(self, call: ToolCall, batch: Batch | None, turn: TurnRecord) -> ToolResult:
         """What a call came to when its turn ended; the staged writes of one that finished are applied."""
         ran = batch.finished.get(call.id) if batch else None
         if ran is not None:
             if ran.scope is not None:
                 self.working.apply(ran.scope)
             return ran.result
+        if (batch and call.id in batch.waiting) or any(one.call == call.id for one in turn.pending):
+            text = "The turn ended before the answer came that this call waited for."
+            return ToolResult(call=call.id, name=call.name, content={"error": text}, outcome="not_run")
         if batch is not None and call.id in batch.started:
             text = "The turn ended while this call was running: whether it had an effect is unknown. Do not repeat it."
             return ToolResult(call=call.id, name=call.name, content={"error": text}, outcome="unknown")
@@ -677,6 +854,7 @@ class TurnTask:
             current=known.current if known else "",
             status=known.head.status if known else "running",
             error=failure_of(error),
+            pending=pending_of(known.turn) if known and known.head.status == "suspended" else (),
         )
 
     def _result(self, turn: TurnRecord | None, **said: Any) -> TurnResult:
@@ -710,6 +888,12 @@ class TurnTask:
                     self.error = None
                     await self._hold.give_up()
                     return TurnResult.from_json(cast("JsonObject", self.working.turn.result))
+                if open_turn and self.working.turn.phase == "suspended":
+                    await self._hold.give_up()  # it waits on; where it had just begun to, whoever recovers it says so
+                    if self._closed is None:
+                        return self._result_of(error)
+                    self.error = None
+                    return self._closed
                 if open_turn and self._hold.held and kind not in ("shutdown", "lost"):
                     return await self._end_failed(await self._roll_back(error, False, kind), error, last=True)
                 await self._hold.give_up()

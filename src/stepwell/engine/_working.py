@@ -513,7 +513,9 @@ class Working:
         for ns, memory in self.head.memories.items():
             if ns not in self.histories:
                 rows = await self.store.load_messages(self.head.id, ns, first=memory.first)
-                self.histories[ns] = History([row.message for row in rows])
+                history = self.histories[ns] = History([row.message for row in rows])
+                if self.head.turn is not None:
+                    history.deferred += [late.message for late in self.head.turn.deferred if late.ns == ns]
 
 
 def _frozen(value: Any) -> Any:

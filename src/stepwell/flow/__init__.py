@@ -7,7 +7,7 @@ from stepwell.flow._memory import Conversation, FlowMemory, Memory, SummaryRule
 from stepwell.flow._returned import as_message, attach
 from stepwell.flow._runtime import Runtime, UnitRuntime
 from stepwell.flow._step import LogicResult, LogicStep, ResponseResult, Step, TerminateSessionStep
-from stepwell.flow._visit import Again, Decided, Decision, Reply, Visit, logic, settle
+from stepwell.flow._visit import Again, Decided, Decision, Reply, Visit, Wait, logic, settle
 
 __all__ = [
     "Again",
@@ -31,6 +31,7 @@ __all__ = [
     "TerminateSessionStep",
     "UnitRuntime",
     "Visit",
+    "Wait",
     "as_message",
     "attach",
     "logic",

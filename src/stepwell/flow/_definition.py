@@ -55,8 +55,24 @@ class StepDefinition:
                     stage=self.id,
                     tool=name,
                 )
+            if handler.asks is not None and "run" in self.hooks:
+                raise FlowDefinitionError(
+                    f"Tool {name} of {self.id} suspends the run, and {self.id} overrides run: its whole visit is one "
+                    "unit, which cannot be left in its middle. Prepare state in on_visit instead.",
+                    flow=flow,
+                    stage=self.id,
+                    tool=name,
+                )
         for handler in self.table.sets.values():
             for name in handler.names:
+                if name in self.table.handlers and self.table.handlers[name].asks is not None:
+                    raise FlowDefinitionError(
+                        f"{self.id}.{handler.name} handles tool {name} together with others, which would run it "
+                        "without asking: a tool with approval or client is handled alone.",
+                        flow=flow,
+                        stage=self.id,
+                        tool=name,
+                    )
                 if name not in self.tools:
                     raise FlowDefinitionError(
                         f"{self.id}.{handler.name} handles tool {name}, which nobody defines.",

@@ -32,7 +32,8 @@ T = TypeVar("T")
 FLOW_HOOKS = frozenset(
     {
         "id", "aliases", "schema_version", "migrations", "stream_mode", "tool_errors", "requires_user_message",
-        "parallel_tools", "stream_partial_objects", "on_busy", "busy_timeout", "turn_timeout", "cancellation_grace",
+        "parallel_tools", "stream_partial_objects", "on_busy", "busy_timeout", "turn_timeout", "on_suspended",
+        "cancellation_grace",
         "max_logic_hops", "config_model", "config_llm_call_policy", "init", "define_steps", "initial_step",
         "define_tools", "on_restore_session", "on_turn_error", "on_llm_blocked", "should_retry_llm_error",
         "on_llm_error",
@@ -68,6 +69,10 @@ class Flow:
 
     turn_timeout: float | None = None
     """Seconds a turn may take; then it is cancelled, kind `deadline`."""
+
+    on_suspended: Literal["error", "abandon"] = "error"
+    """What a message does while the session waits for answers and the message is none of them: `SessionSuspendedError`,
+    or the run that waits is cancelled and a new turn begins. A call may say otherwise."""
 
     cancellation_grace: float = 5.0
     """Seconds that cleaning up after a cancel may take."""

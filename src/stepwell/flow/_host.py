@@ -14,7 +14,7 @@ from stepwell.flow._step import Step
 from stepwell.loop import LlmAttemptErrorContext, LlmBlockedContext, LlmErrorContext, StreamMode
 from stepwell.messages import JsonObject, JsonValue, Message, ToolCall, ToolOutcome, ToolResult
 from stepwell.models import Candidate, ModelSelection, ToolSchema
-from stepwell.outcomes import Outcome
+from stepwell.outcomes import Outcome, SuspendRequest
 from stepwell.tools import Handler, ToolDefinition, ToolErrors
 
 __all__ = ["StepHost"]
@@ -102,6 +102,10 @@ class StepHost:
             return decided
         await checkpoint_if_cancelled()
         return await self.step.flow.on_llm_error(context)
+
+    async def on_answer(self, request: SuspendRequest, value: JsonValue) -> Any:
+        """See `LoopHost`."""
+        return await self.step.on_answer(request, value)
 
     def handler(self, name: str) -> tuple[Handler, ToolDefinition | None] | None:
         """See `LoopHost`."""

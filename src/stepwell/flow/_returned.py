@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import msgspec
 
@@ -11,7 +11,7 @@ from stepwell._json import check_text, is_text_clean, json_copy
 from stepwell.errors import HistoryError, InvalidOutcomeError, NonJsonValueError
 from stepwell.flow._step import Step, checked_patch
 from stepwell.messages import HistoryCheck, JsonValue, Message, UserMessage
-from stepwell.outcomes import Direct, DirectTo, Finish, Go, Outcome, Stay
+from stepwell.outcomes import Direct, DirectTo, Finish, Go, Outcome, RequestKind, Stay, Suspend, SuspendRequest
 from stepwell.stage import Stage
 
 if TYPE_CHECKING:
@@ -22,8 +22,14 @@ __all__ = ["TOOL", "as_message", "attach", "checked", "handled", "json_text"]
 TOOL = "tool"
 """The hook's name for tool handlers; which tool is said beside it."""
 
+MAX_WAIT = 1e10
+"""Seconds a request may wait: a time that any clock can hold."""
+
+MAX_REQUEST_ID = 255
+"""Characters of a request's id."""
+
 _LEGAL: Mapping[str, tuple[type[Any], ...]] = {
-    TOOL: (Go, Stay, Direct, DirectTo, Finish),
+    TOOL: (Go, Stay, Direct, DirectTo, Finish, Suspend),
     "run_logic": (Go, DirectTo, Finish),
     "on_response": (Go, Direct, DirectTo, Finish, str, type(None)),
     "on_llm_blocked": (Go, Direct, DirectTo, Finish, str),
@@ -60,6 +66,8 @@ def checked(step: Step[Any, Any], hook: str, value: Any, tool: str | None = None
     _check_attached(step, hook, value, tool)
     if isinstance(value, (Direct, DirectTo, Finish)):
         return _with_text(step, hook, value, tool)
+    if isinstance(value, Suspend):
+        return msgspec.structs.replace(value, request=_request(step, hook, value, tool))
     return value
 
 
@@ -104,6 +112,31 @@ def _check_attached(step: Step[Any, Any], hook: str, value: Outcome, tool: str |
         except HistoryError as error:
             why = f"attached a message that cannot be stored: {error.message}"
             raise _illegal(step, hook, value, tool, why) from error
+
+
+def _request(step: Step[Any, Any], hook: str, value: Suspend, tool: str | None) -> SuspendRequest:
+    """The request of a `Suspend`, checked, with a copy of its payload."""
+    request: Any = value.request
+    if not isinstance(request, SuspendRequest) or request.kind not in get_args(RequestKind):
+        kinds = ", ".join(get_args(RequestKind))
+        raise _illegal(step, hook, value, tool, f"suspends for what is no SuspendRequest of a known kind ({kinds})")
+    after: Any = request.expires_in
+    if after is not None and not (isinstance(after, int | float) and 0 < after < MAX_WAIT):
+        raise _illegal(step, hook, value, tool, "suspends with an expires_in that is no positive number of seconds")
+    name: Any = request.id
+    if not isinstance(name, str) or not name.strip() or len(name) > MAX_REQUEST_ID or not is_text_clean(name):
+        raise _illegal(
+            step, hook, value, tool, f"names its request with no text of at most {MAX_REQUEST_ID} characters"
+        )
+    if value.feedback is not None or value.content_type is not None:
+        raise _illegal(
+            step, hook, value, tool, "gives feedback or a content type with suspend: its answer is the result"
+        )
+    try:
+        return msgspec.structs.replace(request, payload=json_copy(request.payload))
+    except NonJsonValueError as error:
+        where = error.path or "the whole"
+        raise _illegal(step, hook, value, tool, f"suspends with a payload that is not JSON ({where})") from error
 
 
 def _with_text(step: Step[Any, Any], hook: str, value: Direct | DirectTo | Finish, tool: str | None) -> Outcome:

@@ -14,7 +14,7 @@ from stepwell.flow._memory import Memory, check_namespace
 from stepwell.loop import NO_OVERRIDE, CallPolicy
 from stepwell.messages import JsonObject, JsonValue, Message, UserMessage, gen_message_id
 from stepwell.models import LlmType, ModelSelection
-from stepwell.outcomes import Direct, DirectTo, Finish, Go
+from stepwell.outcomes import Direct, DirectTo, Finish, Go, SuspendRequest
 from stepwell.stage import Stage
 from stepwell.tools import ToolDefinition
 
@@ -43,7 +43,7 @@ STEP_HOOKS = frozenset(
         "id", "aliases", "stream_mode", "parallel_tools", "stream_partial_objects", "tool_errors",
         "config_llm_call_policy", "get_prompt", "define_tools", "use_tools", "struct_output_schema", "on_start",
         "on_restore", "on_enter", "on_exit", "on_crossing", "check_response", "on_response", "on_llm_blocked",
-        "should_retry_llm_error", "on_llm_error", "on_visit", "run", "is_logic", "is_end", "run_logic",
+        "should_retry_llm_error", "on_llm_error", "on_visit", "on_answer", "run", "is_logic", "is_end", "run_logic",
     }
 )  # fmt: skip
 
@@ -145,6 +145,14 @@ class Step(Stage, Generic[OutputT, StateT]):
     async def on_response(self, result: OutputT) -> ResponseResult:
         """A reply without tool calls was accepted. By default objects become JSON text and text stays as it is."""
         return None
+
+    async def on_answer(self, request: SuspendRequest, value: JsonValue) -> Any:
+        """A call of this stage that was suspended is answered: return what its handler would return.
+
+        By default the answer is the call's result. Not asked for an approval that the tool itself requires
+        (`@tool(approval=True)`), nor where the request expired.
+        """
+        return value
 
     async def run(self, user_message: str | None = None) -> JsonValue:
         """Run the shared loop until the stage replies or routes; a non-empty text is appended as a user message.

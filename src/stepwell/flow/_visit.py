@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, final
 
 import msgspec
 
+from stepwell.errors import InvalidOutcomeError
 from stepwell.flow._host import StepHost
 from stepwell.flow._returned import as_message, attach, checked, json_text
 from stepwell.flow._runtime import UnitRuntime
 from stepwell.flow._step import Step
-from stepwell.loop import Accepted, Batch, Terminal, run_round
+from stepwell.loop import Accepted, Answer, Batch, Terminal, run_round
 from stepwell.messages import AssistantMessage, DirectMessage, JsonValue, Message, ToolCall, ToolResult, UserMessage
 from stepwell.models import Candidate, StopReason
-from stepwell.outcomes import Cleanup, Direct, DirectTo, Finish, Go, Outcome, Stay
+from stepwell.outcomes import Cleanup, Direct, DirectTo, Finish, Go, Outcome, Stay, Suspend, SuspendRequest
 
-__all__ = ["Again", "Decided", "Decision", "Reply", "Visit", "conclude", "logic", "settle"]
+__all__ = ["Again", "Decided", "Decision", "Reply", "Visit", "Wait", "conclude", "logic", "settle"]
 
 
 @final
@@ -26,6 +27,12 @@ class Again(msgspec.Struct, frozen=True):
     shown: str = ""
 
 
+class Wait(msgspec.Struct, frozen=True):
+    """Calls wait for an answer each: the run is suspended. What else the unit did stands."""
+
+    requests: Sequence[tuple[ToolCall, SuspendRequest]]
+
+
 class Reply(msgspec.Struct, frozen=True):
     """The stage answered the person."""
 
@@ -33,7 +40,7 @@ class Reply(msgspec.Struct, frozen=True):
     content_type: str | None = None
 
 
-Decision: TypeAlias = Again | Reply | Go | DirectTo | Finish
+Decision: TypeAlias = Again | Wait | Reply | Go | DirectTo | Finish
 
 
 class Decided(msgspec.Struct):
@@ -193,22 +200,29 @@ class Visit:
 
     # -- a batch of tool calls
 
-    async def tools(self, calls: Sequence[ToolCall]) -> Decided:
+    async def tools(self, calls: Sequence[ToolCall], answers: Mapping[str, Answer] | None = None) -> Decided:
         """Run the calls of the accepted reply; writes are applied in call order, results follow the transition."""
-        self.batch = Batch(self.host, calls)
+        self.batch = Batch(self.host, calls, answers or {})
         try:
             done = await self.batch.run()
         finally:
-            for ran in self.batch.finished.values():
+            for ran in (*self.batch.finished.values(), *self.batch.waiting.values()):
                 self.cleanups.extend(ran.outcome.cleanup)
-        for ran in done.ran:
-            if ran.scope is not None:
-                self.runtime.apply(ran.scope)
-            if type(ran.outcome) is Stay:
-                conclude(self.runtime, self.step, ran.outcome)
-        decided = Decided(Again()) if isinstance(done.outcome, Stay) else self._decided(done.outcome)
+        ended = [*done.ran, *done.waiting]
+        if done.waiting:
+            order = {call.id: at for at, call in enumerate(calls)}
+            ended.sort(key=lambda one: order[one.call.id])
+        for one in ended:
+            if one.scope is not None:
+                self.runtime.apply(one.scope)
+            if isinstance(one.outcome, Stay | Suspend):
+                conclude(self.runtime, self.step, one.outcome)
+        if done.waiting:
+            decided = Decided(Wait([(one.call, one.outcome.request) for one in done.waiting]))
+        else:
+            decided = Decided(Again()) if isinstance(done.outcome, Stay) else self._decided(done.outcome)
         decided.results = [ran.result for ran in done.ran]
-        decided.attachments = [message for ran in done.ran for message in ran.outcome.messages]
+        decided.attachments = [message for one in ended for message in one.outcome.messages]
         return decided
 
     async def clean_up(self) -> None:
@@ -243,6 +257,13 @@ class Visit:
         while True:
             calls = self.runtime.open_calls(self.host.ns)
             decided = await (self.tools(calls) if calls else self.reply())
+            if isinstance(decided.decision, Wait):
+                raise InvalidOutcomeError(
+                    f"A tool of {self.step.id} suspends, and {self.step.id} overrides run: the whole visit is one "
+                    "unit, which cannot be left in its middle. Prepare state in on_visit instead.",
+                    stage=self.step.id,
+                    tool=decided.decision.requests[0][0].name,
+                )
             if not isinstance(decided.decision, Again):
                 self._routed = decided
                 return decided.shown if isinstance(decided.decision, Reply) else None

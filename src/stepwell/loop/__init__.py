@@ -1,6 +1,6 @@
 """The model/tool loop and the failure policy. Knows gateways, tools and hooks; nothing of stores, channels or flows."""
 
-from stepwell.loop._batch import Batch, BatchResult, Ran
+from stepwell.loop._batch import Answer, Batch, BatchResult, Ran, Waiting, requests_of, verdict_of
 from stepwell.loop._contexts import LlmAttemptErrorContext, LlmBlockedContext, LlmErrorContext, Rejection
 from stepwell.loop._host import CallScope, LoopHost, LoopObserver, StreamMode, Verdict, VisitState
 from stepwell.loop._policy import (
@@ -23,6 +23,7 @@ __all__ = [
     "UNSET",
     "Accepted",
     "Alarm",
+    "Answer",
     "AskShorter",
     "Batch",
     "BatchResult",
@@ -43,6 +44,9 @@ __all__ = [
     "Unset",
     "Verdict",
     "VisitState",
+    "Waiting",
     "Watchdog",
+    "requests_of",
     "run_round",
+    "verdict_of",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import anyio
 import anyio.to_thread
@@ -12,14 +12,13 @@ import msgspec
 from anyio import CancelScope
 
 from stepwell.errors import ConflictingOutcomesError, HandlerError, InvalidOutcomeError, StepwellError, ToolTimeoutError
-from stepwell.messages import JsonValue, ToolCall, ToolResult
-from stepwell.outcomes import Outcome, Stay
+from stepwell.messages import JsonObject, JsonValue, ToolCall, ToolResult
+from stepwell.outcomes import Outcome, Stay, Suspend, SuspendRequest
 from stepwell.tools import ArgumentsError, Handler, ToolContext, ToolDefinition, ToolErrors
 
 from ._host import CallScope, LoopHost
 
-__all__ = ["Batch", "BatchResult", "Ran"]
-
+__all__ = ["Answer", "Batch", "BatchResult", "Ran", "Waiting", "requests_of", "verdict_of"]
 
 _Found: TypeAlias = tuple[Handler, ToolDefinition | None] | None
 
@@ -42,23 +41,65 @@ class Ran(msgspec.Struct):
     error: Exception | None = None
 
 
+class Waiting(msgspec.Struct):
+    """A call that has no result yet: it waits for an answer.
+
+    Attributes:
+        call: The call.
+        outcome: What its handler returned, or what its tool asks for before the handler runs.
+        scope: Its staged writes, `None` where the handler did not run.
+        error: Never.
+    """
+
+    call: ToolCall
+    outcome: Suspend
+    scope: CallScope | None = None
+    error: None = None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What came of a request that a call waited for. `expired`: nobody answered in time."""
+
+    request: SuspendRequest
+    value: JsonValue = None
+    expired: bool = False
+
+
 class BatchResult(msgspec.Struct, frozen=True):
     """All calls, in the reply's order, and the outcome that is applied (`Stay` if none says otherwise)."""
 
     ran: Sequence[Ran]
     outcome: Outcome
+    waiting: Sequence[Waiting] = ()
+
+
+def requests_of(host: LoopHost, calls: Sequence[ToolCall]) -> Mapping[str, SuspendRequest]:
+    """What calls of an accepted reply are going to wait for before they run, by call, where their tools say so."""
+    if host.batch_handler(calls) is not None:
+        return {}
+    found: dict[str, SuspendRequest] = {}
+    for call in calls:
+        who = host.handler(call.name)
+        request = who[0].request(call) if who is not None else None
+        if who is not None and request is not None and who[0].accepts(call):
+            found[call.id] = request
+    return found
 
 
 class Batch(msgspec.Struct):
     """Runs the calls of one reply.
 
-    `started` and `finished` grow as calls begin and end and stay readable when the batch fails or is cancelled: what
-    finished is recorded either way.
+    `started`, `finished` and `waiting` grow as calls begin and end and stay readable when the batch fails or is
+    cancelled: what finished is recorded either way.
+
+    With `answers` (by call) it goes on with calls that were suspended.
     """
 
     host: LoopHost
     calls: Sequence[ToolCall]
+    answers: Mapping[str, Answer] = {}
     finished: dict[str, Ran] = {}
+    waiting: dict[str, Waiting] = {}
     started: set[str] = set()
 
     async def run(self) -> BatchResult:
@@ -70,7 +111,8 @@ class Batch(msgspec.Struct):
             Exception: What a handler raised, after its siblings ended (in order: those that had begun).
         """
         host = self.host
-        handler = host.batch_handler(self.calls)
+        # Those that are left of a batch are no set of tools that belong together.
+        handler = None if self.answers else host.batch_handler(self.calls)
         if handler is not None:
             await self._together(handler)
         else:
@@ -91,16 +133,20 @@ class Batch(msgspec.Struct):
         for entry in ran:
             if entry.error is not None:
                 raise entry.error
-        return BatchResult(ran, self._choose(ran))
+        waiting = [self.waiting[call.id] for call in self.calls if call.id in self.waiting]
+        chosen = self._choose([*ran, *waiting])
+        return BatchResult(ran, Stay() if isinstance(chosen, Suspend) else chosen, waiting)
 
-    def _choose(self, ran: Sequence[Ran]) -> Outcome:
-        """The first outcome that is not `stay`; a second, different one is a conflict."""
-        chosen: Ran | None = None
-        for entry in ran:
+    def _choose(self, ended: Sequence[Ran | Waiting]) -> Outcome:
+        """The first outcome that is not `stay`; a second, different one is a conflict. Any number may suspend."""
+        chosen: Ran | Waiting | None = None
+        for entry in ended:
             if type(entry.outcome) is Stay:
                 continue
             if chosen is None:
                 chosen = entry
+            elif isinstance(entry.outcome, Suspend) and isinstance(chosen.outcome, Suspend):
+                continue
             elif entry.outcome.route != chosen.outcome.route:
                 raise ConflictingOutcomesError(
                     f"Tools {chosen.call.name} and {entry.call.name} of one reply of stage {self.host.stage_id} "
@@ -112,8 +158,11 @@ class Batch(msgspec.Struct):
 
     # -- one call
 
-    async def _one(self, call: ToolCall, found: _Found, after: CallScope | None) -> Ran:
+    async def _one(self, call: ToolCall, found: _Found, after: CallScope | None) -> Ran | Waiting:
         host = self.host
+        answer = self.answers.get(call.id)
+        if answer is not None and not _goes_on(answer, call, found):
+            return await self._answered(call, answer, found, after)
         if found is None:
             if host.exposes(call.name):
                 # A set of tools that one handler serves: the model called only some of them, or others besides.
@@ -131,6 +180,8 @@ class Batch(msgspec.Struct):
             return self._refuse(call, str(error))
         except Exception as error:  # noqa: BLE001 - a validator of the author's raised
             return self._failed(call, error, on_error)
+        if answer is None and (request := handler.request(call)) is not None:
+            return self._wait(Waiting(call, Suspend(request)))
         scope = host.open_call(call, after)
         self._start(call)
         value: Any = None
@@ -141,7 +192,31 @@ class Batch(msgspec.Struct):
             return self._failed(call, error, on_error, value)
         finally:
             scope.close()
-        return self._done(Ran(call, host.result(call, content, "ok"), outcome, scope))
+        return self._ended(call, outcome, content, scope)
+
+    async def _answered(self, call: ToolCall, answer: Answer, found: _Found, after: CallScope | None) -> Ran | Waiting:
+        """A call that waited: its answer gives the result, and the handler does not run (again)."""
+        host = self.host
+        request = answer.request
+        if _asked_first(answer, call, found) and (answer.expired or request.kind == "approval"):
+            content = {"expired": True} if answer.expired else _denial(answer.value)
+            return self._done(Ran(call, host.result(call, content, "not_run"), Stay()))
+        if answer.expired:
+            return self._done(Ran(call, host.result(call, {"expired": True}, "ok"), Stay()))
+        handler, definition = found or (None, None)
+        on_error = (handler and handler.on_error) or (definition and definition.on_error) or host.tool_errors
+        scope = host.open_call(call, after)
+        self._start(call)
+        value: Any = None
+        try:
+            with scope.active():
+                value = await host.on_answer(request, answer.value)
+            outcome, content = self._outcome(value, call.name)
+        except Exception as error:  # noqa: BLE001 - as in `_one`
+            return self._failed(call, error, on_error, value)
+        finally:
+            scope.close()
+        return self._ended(call, outcome, content, scope)
 
     async def _together(self, handler: Handler) -> None:
         """One handler for all calls: one outcome, one result each."""
@@ -171,6 +246,13 @@ class Batch(msgspec.Struct):
         try:
             value = await self._invoke(handler, arguments, scope, context, handler.timeout, first.name, calls)
             outcome, content = self._outcome(value, first.name)
+            if isinstance(outcome, Suspend):
+                raise InvalidOutcomeError(
+                    f"The @tools handler of {first.name} in stage {host.stage_id} returned suspend: a request belongs "
+                    "to one call, so let a @tool handler of one of them ask.",
+                    stage=host.stage_id,
+                    tool=first.name,
+                )
         except Exception as error:  # noqa: BLE001 - as in `_one`
             for index, call in enumerate(self.calls):
                 self._failed(call, error, handler.on_error or host.tool_errors, None if index else value)
@@ -268,6 +350,15 @@ class Batch(msgspec.Struct):
         self.started.add(call.id)
         self.host.observer.tool_started(call)
 
+    def _ended(self, call: ToolCall, outcome: Outcome, content: JsonValue, scope: CallScope) -> Ran | Waiting:
+        if isinstance(outcome, Suspend):
+            return self._wait(Waiting(call, outcome, scope))
+        return self._done(Ran(call, self.host.result(call, content, "ok"), outcome, scope))
+
+    def _wait(self, waiting: Waiting) -> Waiting:
+        self.waiting[waiting.call.id] = waiting
+        return waiting
+
     def _done(self, ran: Ran) -> Ran:
         self.finished[ran.call.id] = ran
         self.host.observer.tool_finished(ran.call, ran.result)
@@ -277,3 +368,30 @@ class Batch(msgspec.Struct):
 def _with_args(call: ToolCall, values: Mapping[str, Any]) -> ToolCall:
     """The call with validated arguments."""
     return ToolCall(call.id, call.name, {k: v for k, v in values.items() if not isinstance(v, ToolContext)}, call.key)
+
+
+def _asked_first(answer: Answer, call: ToolCall, found: _Found) -> bool:
+    """Whether the tool itself asked, before its handler ran; else the handler did."""
+    asked = found[0].request(call) if found is not None else None
+    return asked is not None and asked.id == answer.request.id
+
+
+def _goes_on(answer: Answer, call: ToolCall, found: _Found) -> bool:
+    """Whether a call waited for an approval, and has it: now its handler runs."""
+    given = not answer.expired and answer.request.kind == "approval" and (verdict_of(answer.value) or (False,))[0]
+    return given and _asked_first(answer, call, found)
+
+
+def verdict_of(value: JsonValue) -> tuple[bool, str | None] | None:
+    """Whether an answer approves, and why (not); `None`: it is no answer to an approval."""
+    if not isinstance(value, dict):
+        return (value, None) if isinstance(value, bool) else None
+    given = cast("JsonObject", value)
+    approved, reason = given.get("approved"), given.get("reason")
+    return (approved, reason) if isinstance(approved, bool) and isinstance(reason, str | None) else None
+
+
+def _denial(value: JsonValue) -> JsonValue:
+    """What the model is told of a call that was not approved."""
+    _, reason = verdict_of(value) or (False, None)
+    return {"approved": False, "reason": reason} if reason else {"approved": False}

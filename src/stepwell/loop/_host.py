@@ -10,7 +10,7 @@ from stepwell._clock import Clock
 from stepwell._signal import CancelSignal
 from stepwell.messages import JsonObject, JsonValue, Message, ToolCall, ToolResult, Usage
 from stepwell.models import Candidate, ModelGateway, ModelSelection, ToolSchema
-from stepwell.outcomes import Outcome
+from stepwell.outcomes import Outcome, SuspendRequest
 from stepwell.tools import Handler, ToolDefinition, ToolErrors
 
 from ._contexts import LlmAttemptErrorContext, LlmBlockedContext, LlmErrorContext
@@ -230,6 +230,10 @@ class LoopHost(Protocol):
 
     def on_llm_error(self, context: LlmErrorContext) -> Awaitable[Any]:
         """The hook of that name."""
+        ...
+
+    def on_answer(self, request: SuspendRequest, value: JsonValue) -> Awaitable[Any]:
+        """The hook of that name; what it returns counts as what a tool handler returns."""
         ...
 
     def handler(self, name: str) -> tuple[Handler, ToolDefinition | None] | None:

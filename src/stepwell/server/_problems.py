@@ -31,6 +31,7 @@ from stepwell.errors import (
     SessionClosedError,
     SessionConflictError,
     SessionExistsError,
+    SessionSuspendedError,
     StaleWriterError,
     StepwellError,
     StoreBusyError,
@@ -40,6 +41,7 @@ from stepwell.errors import (
     TurnCancelledError,
     UnknownFlowError,
     UnknownMessageError,
+    UnknownRequestError,
     UnknownSessionError,
 )
 
@@ -48,7 +50,9 @@ __all__ = ["STATUS", "Problem", "problem_of", "refusal_of", "stopping"]
 STATUS: Final[dict[str, int]] = {
     UnknownFlowError.code: 404,
     UnknownSessionError.code: 404,
+    UnknownRequestError.code: 404,
     SessionBusyError.code: 409,
+    SessionSuspendedError.code: 409,
     LeaseHeldError.code: 409,
     SessionExistsError.code: 409,
     IdempotencyConflictError.code: 409,

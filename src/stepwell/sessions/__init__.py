@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 from ._open import open_store
 from .document import (
     SCHEMA,
+    DeferredRecord,
     LogEntry,
     MemoryHead,
     ModelUsage,
     OutRecord,
+    PendingRecord,
     SequenceEntry,
     SessionHead,
     SessionStatus,
@@ -47,6 +49,7 @@ __all__ = [
     "SCHEMA",
     "Acquired",
     "Commit",
+    "DeferredRecord",
     "DueSession",
     "InboxRow",
     "InboxUpdate",
@@ -60,6 +63,7 @@ __all__ = [
     "ModelUsage",
     "NewMessage",
     "OutRecord",
+    "PendingRecord",
     "SequenceEntry",
     "SessionHead",
     "SessionStatus",

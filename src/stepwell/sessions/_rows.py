@@ -61,6 +61,8 @@ def head_bytes(head: SessionHead) -> bytes:
             raise refusal(head)
         if turn.result and not _plain(turn.result, 1):
             raise refusal(head)
+        if turn.pending and not all(_plain(one.payload, 1) and _plain(one.answer, 1) for one in turn.pending):
+            raise refusal(head)
         if turn.outs and not all(_plain(out.parts, 1) for out in turn.outs):
             raise refusal(head)
     try:
@@ -247,6 +249,7 @@ def refusal(head: SessionHead) -> NonJsonValueError:
         visit = turn.visit
         parts += [("turn.visit.message", visit.message), ("turn.visit.alternate", visit.alternate)]
         parts += [("turn.result", turn.result), ("turn.outs", [out.parts for out in turn.outs])]
+        parts += [("turn.pending", [[one.payload, one.answer] for one in turn.pending])]
     try:
         for path, value in parts:
             _check(value, path)

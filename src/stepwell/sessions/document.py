@@ -12,14 +12,16 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from stepwell.errors import NewerSchemaError, StoreDataError
-from stepwell.messages import JsonObject, JsonValue, Usage
+from stepwell.messages import JsonObject, JsonValue, Message, Usage
 
 __all__ = [
     "SCHEMA",
+    "DeferredRecord",
     "LogEntry",
     "MemoryHead",
     "ModelUsage",
     "OutRecord",
+    "PendingRecord",
     "SequenceEntry",
     "SessionHead",
     "SessionStatus",
@@ -114,6 +116,45 @@ class VisitRecord(msgspec.Struct, omit_defaults=True):
     content_type: str | None = None
 
 
+class PendingRecord(msgspec.Struct, omit_defaults=True):
+    """A request that a suspended turn waits for.
+
+    Attributes:
+        id: Names it to whoever answers.
+        kind: `approval`, `question` or `client_tool`.
+        call: Id of the call that gets its result from the answer.
+        tool: Name of that call's tool.
+        payload: JSON for whoever answers.
+        expires: When it stops waiting, Unix time in seconds.
+        state: `waiting`, `answered`, or `expired`.
+        answer: What was answered.
+        message: The message on the channel that shows the call; `None`: it is not shown.
+        said: Id of the person's message that answered it, if one did.
+        parent: The message that it follows.
+        shown: Whether whoever answered has put the answer on the channel.
+    """
+
+    id: str
+    kind: Literal["approval", "question", "client_tool"]
+    call: str
+    tool: str
+    payload: JsonValue = None
+    expires: float | None = None
+    state: Literal["waiting", "answered", "expired"] = "waiting"
+    answer: JsonValue = None
+    message: str | None = None
+    said: str | None = None
+    parent: str | None = None
+    shown: bool = False
+
+
+class DeferredRecord(msgspec.Struct, frozen=True):
+    """A message of a namespace that comes behind the results of calls that wait."""
+
+    ns: str
+    message: Message
+
+
 class OutRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the last unit shows, until it is settled on the channel.
 
@@ -126,6 +167,7 @@ class OutRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         reason: How the step ends.
         first: Whether this is the first that the run's message shows.
         last: Whether the message ends with it.
+        waits: Whether it ends because calls wait for their answers.
     """
 
     step: str
@@ -136,6 +178,7 @@ class OutRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: Literal["complete", "failed", "cancelled"] = "complete"
     first: bool = False
     last: bool = False
+    waits: bool = False
 
 
 class TurnRecord(msgspec.Struct, omit_defaults=True):
@@ -145,15 +188,20 @@ class TurnRecord(msgspec.Struct, omit_defaults=True):
         run: Run id.
         invocation: Invocation id; step ids are made from it.
         visit: The current visit.
-        phase: `open`: units are to be run. `closing`: the last one is committed, and `result` is the turn's.
+        phase: `open`: units are to be run. `suspended`: it waits for answers (once all is said on the channel, the
+            session's status says so too). `closing`: the last unit is committed, and `result` is the turn's.
         outs: What committed units show that may not be settled yet, where the session has a channel: the last one, and
             where the turn failed in the next, that one too.
         result: See `phase`.
         parent: The message of the conversation that this turn's follows.
-        shown: Whether anything of this run's message was shown.
+        shown: Whether anything of this invocation's message was shown.
+        follows: The message that this invocation's follows, where an earlier one of the run was suspended.
         unit: Index of the next unit.
         key: Unique key of the input's inbox row, if it has one.
         input: Id of the user's message.
+        pending: What a suspended turn waits for; answered, until the unit that goes on with it is committed.
+        answers: Keys of the inbox rows with the answers that this invocation goes on with.
+        deferred: Messages that come behind the results of the calls that wait.
         hops: Logic steps run in a row.
         tokens: Tokens spent in this turn, as far as known.
         usage: The turn's usage by `provider:name`.
@@ -164,7 +212,7 @@ class TurnRecord(msgspec.Struct, omit_defaults=True):
     run: str
     invocation: str
     visit: VisitRecord
-    phase: Literal["open", "closing"] = "open"
+    phase: Literal["open", "suspended", "closing"] = "open"
     outs: Sequence[OutRecord] = ()
     result: JsonObject | None = None
     parent: str | None = None
@@ -172,6 +220,10 @@ class TurnRecord(msgspec.Struct, omit_defaults=True):
     unit: int = 0
     key: str | None = None
     input: str | None = None
+    follows: str | None = None
+    pending: Sequence[PendingRecord] = ()
+    answers: Sequence[str] = ()
+    deferred: Sequence[DeferredRecord] = ()
     hops: int = 0
     tokens: int = 0
     usage: dict[str, ModelUsage] = msgspec.field(default_factory=dict[str, ModelUsage])
