@@ -89,7 +89,7 @@ def calls_of(text: str) -> list[Call]:
         word, _, rest = part.partition(" ")
         args: dict[str, Any] = {}
         if word == "refund":
-            args = {"amount": int(rest)}
+            args = {"amount": int(rest) if rest.isdigit() else rest}
         elif word == "ask":
             what, _, more = rest.partition(" ")
             seconds, _, name = more.partition(" ")

@@ -31,6 +31,7 @@ __all__ = [
     "ToolDefinition",
     "ToolErrors",
     "ToolTable",
+    "request_id",
     "tool",
     "tools",
 ]
@@ -256,9 +257,7 @@ class Handler:
         """What a call has to wait for before it is run, where its tool says so: the same whenever it is asked."""
         if self.asks is None:
             return None
-        return SuspendRequest(
-            self.asks, {"tool": call.name, "args": call.args}, id=uuid5(NAMESPACE_OID, call.key or call.id).hex
-        )
+        return SuspendRequest(self.asks, {"tool": call.name, "args": call.args}, id=request_id(call))
 
     def accepts(self, call: ToolCall) -> bool:
         """Whether the arguments of a call are valid."""
@@ -293,6 +292,11 @@ class Handler:
     def batch_arguments(self, context: ToolContext) -> dict[str, Any]:
         """Keyword arguments of a `@tools` handler, besides the calls."""
         return {} if self._context is None else {self._context: context}
+
+
+def request_id(call: ToolCall) -> str:
+    """Id of the request that a call waits for before it is run: it follows from the call, whoever asks."""
+    return uuid5(NAMESPACE_OID, call.key).hex
 
 
 def _object(args: Any) -> dict[str, Any]:

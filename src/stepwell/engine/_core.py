@@ -90,17 +90,21 @@ class Core:
             channel, epoch=epoch, client_id=None, clock=self.clock, on_fenced=on_fenced, patience=math.inf
         )
 
+    def codec(self) -> Codec[Any, Any]:
+        """Of what is said on channels."""
+        if self._codec is None:
+            from stepwell.transport.codecs import UIMessageCodec
+
+            self._codec = UIMessageCodec(clock=self.clock)
+        return self._codec
+
     def publication(self, writer: ChannelWriter, hold: Hold, turn: TurnRecord, *, taken_over: bool) -> Publication:
         """A run on a channel."""
-        from stepwell.transport.codecs import UIMessageCodec
-
         from ._publication import Publication
 
-        if self._codec is None:
-            self._codec = UIMessageCodec(clock=self.clock)
         return Publication(
             writer,
-            self._codec,
+            self.codec(),
             self.clock,
             turn,
             check=hold.check,

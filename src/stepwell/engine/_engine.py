@@ -20,6 +20,7 @@ from stepwell.errors import (
     FlowDefinitionError,
     IdempotencyConflictError,
     InvalidInputError,
+    MisuseError,
     SessionBusyError,
     StepwellError,
     UnknownFlowError,
@@ -30,7 +31,7 @@ from stepwell.flow import Flow, FlowDefinition
 from stepwell.messages import JsonObject, UserMessage
 from stepwell.models import ModelGateway
 from stepwell.models.providers import Providers
-from stepwell.sessions import SessionStore, SessionSummary, export_session, import_session, open_store
+from stepwell.sessions import SessionHead, SessionStore, SessionSummary, export_session, import_session, open_store
 from stepwell.wire import ChannelProvider
 
 from ._core import Core
@@ -39,7 +40,7 @@ from ._handle import Turn
 from ._inputs import Limits, TurnInput, checked_config, checked_key, checked_message, checked_session_id
 from ._result import TurnResult, wrap
 from ._stream import TurnStream
-from ._suspension import put_answer, stored_result
+from ._suspension import AnswerPayload, put_answer, stored_result, unknown_request
 from ._turn import TurnTask
 
 __all__ = ["Engine", "TurnOptions"]
@@ -401,14 +402,45 @@ class Engine:
 
         Cancelling the caller cancels the turn that went on, kind `caller`; the answer stays.
         """
-        return await self._answer(session_id, request_id, value, shown=False)
-
-    async def _answer(self, session_id: str, request_id: str, value: Any, *, shown: bool) -> TurnResult:
         self._check_running()
         head, _ = await self.store.load(checked_session_id(session_id))
+        return await self._answer(head, request_id, AnswerPayload(value))
+
+    async def answer_input(self, session_id: str, input_event_id: str) -> TurnResult:
+        """Take what a client published on the session's channel as an answer: a verdict, or its tool's result.
+
+        Args:
+            session_id: The session.
+            input_event_id: The input's `event-id`, as in an invocation.
+
+        Returns:
+            See `answer`.
+
+        Raises:
+            InputEventNotFoundError: There is no such input on the channel.
+            InvalidInputError: It is something else, or not acceptable as an answer.
+            UnknownRequestError: Its call waits for nothing.
+            MisuseError: The engine has no channels.
+            ChannelError: The channel cannot be read.
+            UnknownSessionError, UnknownFlowError: See `answer`.
+        """
+        self._check_running()
+        head, _ = await self.store.load(checked_session_id(session_id))
+        if self.channels is None:
+            raise MisuseError("This engine has no channels on which clients could answer: use answer.")
+        from ._client_inputs import find_answer, request_of
+
+        channel = await self.channels.open(self._core.channel_of(session_id))
+        given = await find_answer(channel, self._core.codec(), input_event_id)
+        request_id = await request_of(self.store, head, given.call)
+        if request_id is None:
+            raise unknown_request(session_id, given.call)
+        return await self._answer(head, request_id, AnswerPayload(given.value, shown=True, fork=given.fork))
+
+    async def _answer(self, head: SessionHead, request_id: str, answer: AnswerPayload) -> TurnResult:
+        session_id = head.id
         definition = self._definition(head.workflow.id)
-        now = self.clock.time()
-        row = await put_answer(self.store, head, request_id, value, self.limits, now, shown=shown)
+        row = await put_answer(self.store, head, request_id, answer, self.limits, self.clock.time())
         if (known := stored_result(row)) is not None:
             return known
         given = TurnInput(

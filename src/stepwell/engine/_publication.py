@@ -181,7 +181,8 @@ class Publication:
     async def resume(self) -> None:
         """Say what was answered, and that the run goes on: together. May be repeated, also by another process.
 
-        Only verdicts and what a person said are said as such: what else was answered is shown as the call's result.
+        Only verdicts and what a person said are said as such: what else was answered is shown as the call's result. A
+        client that goes on in a run of its own gets that one.
         """
         turn = self.turn
         messages: list[WireMessage] = []
@@ -198,7 +199,11 @@ class Publication:
                     one.message, one.call, approved=approved, reason=reason
                 )
                 messages += self._input(event, one.message, one.message, f"{turn.run}:answer:{one.id}", run)
-        messages.append(run_resume(self._run(), idempotency_id=f"{turn.invocation}:resume"))
+        name = f"{turn.invocation}:resume"
+        if any(one.fork for one in turn.pending):
+            messages.append(run_start(self._run(), parent=turn.input or turn.parent, idempotency_id=name))
+        else:
+            messages.append(run_resume(self._run(), idempotency_id=name))
         await self.writer.publish(messages)
 
     async def suspend(self) -> None:

@@ -33,6 +33,7 @@ from stepwell.sessions import (
     TurnRecord,
 )
 
+from ._ids import new_id
 from ._inputs import Limits, too_deep
 from ._result import PendingRequest, TurnResult
 from ._working import Working
@@ -57,10 +58,17 @@ __all__ = [
 
 
 class AnswerPayload(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an inbox row of kind `answer` holds. `shown`: the client has put the answer on the channel itself."""
+    """What an inbox row of kind `answer` holds.
+
+    Attributes:
+        value: What is answered.
+        shown: Whether the client has put the answer on the channel itself.
+        fork: See `ClientAnswer`.
+    """
 
     value: JsonValue
     shown: bool = False
+    fork: str | None = None
 
 
 _decoder = msgspec.json.Decoder(AnswerPayload)
@@ -160,7 +168,7 @@ def checked_answer(request: PendingRecord | None, value: Any, limits: Limits) ->
 
 
 async def put_answer(
-    store: SessionStore, head: SessionHead, request_id: str, value: Any, limits: Limits, now: float, *, shown: bool
+    store: SessionStore, head: SessionHead, request_id: str, given: AnswerPayload, limits: Limits, now: float
 ) -> InboxRow:
     """Write an answer down; returns the row that is there now: an older one, if it was answered before.
 
@@ -177,8 +185,8 @@ async def put_answer(
         may_come = turn is not None and head.status != "suspended"
         if is_late or (asked is None and not may_come):
             raise unknown_request(head.id, request_id)
-        payload = msgspec.json.encode(AnswerPayload(checked_answer(asked, value, limits), shown))
-        row = await store.inbox_put(head.id, InboxRow(request_id, "answer", payload))
+        given = msgspec.structs.replace(given, value=checked_answer(asked, given.value, limits))
+        row = await store.inbox_put(head.id, InboxRow(request_id, "answer", msgspec.json.encode(given)))
     if row.kind != "answer" or (row.state == "done" and row.result is None):
         raise unknown_request(head.id, request_id)
     return row
@@ -222,6 +230,7 @@ def take_answers(turn: TurnRecord, rows: Sequence[InboxRow], now: float) -> list
             updates.append(InboxUpdate(row.key, "done"))
             continue
         asked.state, asked.answer, asked.shown = "answered", given.value, given.shown
+        asked.said, asked.fork = given.fork, given.fork is not None
         turn.answers = [*turn.answers, row.key]
         updates.append(InboxUpdate(row.key, "taken"))
     for one in waiting(turn):
@@ -253,7 +262,12 @@ def answer_by_message(turn: TurnRecord, message: UserMessage, message_id: str) -
 
 
 def go_on(turn: TurnRecord, invocation: str, key: str | None) -> None:
-    """Begin the invocation that goes on with a suspended turn, all of whose requests are answered or expired."""
+    """Begin the invocation that goes on with a suspended turn, all of whose requests are answered or expired.
+
+    Where the client that answered goes on in a run of its own, it is another run.
+    """
+    if any(one.fork for one in turn.pending):
+        turn.run = new_id()
     said = next((one.said for one in turn.pending if one.said is not None), None)
     turn.follows = said or (turn.invocation if turn.shown else turn.follows)
     turn.phase, turn.invocation, turn.unit = "open", invocation, 0

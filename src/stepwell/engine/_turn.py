@@ -541,6 +541,7 @@ class TurnTask:
         """All answers are there: open the invocation that goes on with the turn."""
         await cast("FlowMachine", self._machine).build()
         go_on(self.working.turn, self.invocation_id, key)
+        self.working.run_id = self.run_id = self.working.turn.run
         self.working.head.status = "running"
         await self._commit(unit=False)
         if self._publication is not None:

@@ -132,6 +132,7 @@ class PendingRecord(msgspec.Struct, omit_defaults=True):
         said: Id of the person's message that answered it, if one did.
         parent: The message that it follows.
         shown: Whether whoever answered has put the answer on the channel.
+        fork: Whether `said` is a client's copy of the conversation, with which it goes on in a run of its own.
     """
 
     id: str
@@ -146,6 +147,7 @@ class PendingRecord(msgspec.Struct, omit_defaults=True):
     said: str | None = None
     parent: str | None = None
     shown: bool = False
+    fork: bool = False
 
 
 class DeferredRecord(msgspec.Struct, frozen=True):
