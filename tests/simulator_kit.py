@@ -452,7 +452,7 @@ class World:
 
     async def _person(self, text: str) -> None:
         """Says something, and again if it got no answer: under the same key."""
-        session = None if not self._done else next(iter(self._done.values())).session_id
+        session = next(iter(self.store._sessions), None)
         while True:
             alive = [process for process in self.processes if not process.dead and process.ready]
             if not alive:
@@ -461,6 +461,8 @@ class World:
             result = await self.rng.choice(alive).ask(text, session)
             if result is not None and not (result.error is not None and result.error.retryable):
                 self._done[text] = result
+                if result.error is not None:
+                    self.bad.append(f"somebody was told {result.error.code}: {result.error.message}")
                 return
             await self.clock.sleep(1.0)
 

@@ -435,6 +435,8 @@ class TurnCancelledError(CallerError):
         super().__init__(message, kind=kind, **ids)
         self.kind: CancelKind = kind
         self.reason = reason
+        # Another process goes on with it: the same input, given again, has its result.
+        self.retryable = kind in ("shutdown", "lost")
 
 
 class UnknownMessageError(CallerError):

@@ -149,6 +149,7 @@ def test_the_public_names() -> None:
         "SessionSummary",
         "SqliteStore",
         "StageRecord",
+        "SteerRecord",
         "StoredMessage",
         "Summary",
         "TurnRecord",

@@ -18,6 +18,7 @@ from stepwell.engine import _ids, _publication
 from stepwell.engine._hold import Hold
 from stepwell.engine._publication import Publication
 from stepwell.engine._turn import TurnTask
+from stepwell.sessions import Acquired
 
 SCHEDULES = 1_200
 TO_BREAK = 1_500
@@ -81,10 +82,10 @@ def end_before_it_is_said(patch: pytest.MonkeyPatch) -> None:
     async def record(self: TurnTask, turn: Any, result: Any) -> None:
         return None
 
-    async def late(self: TurnTask, result: Any, *, last: bool) -> Any:
+    async def late(self: TurnTask, result: Any) -> Any:
         publication, turn = self._publication, self.working.turn
         self._publication = None
-        result = await end(self, result, last=last)
+        result = await end(self, result)
         self._publication = publication
         publication.turn = turn
         await publish(publication, "complete" if result.success else "error", "")
@@ -144,13 +145,15 @@ def dead_text_stays(patch: pytest.MonkeyPatch) -> None:
 
 
 def read_before_the_lease(patch: pytest.MonkeyPatch) -> None:
-    """What was loaded before the lease was taken is used."""
+    """What a process has of a session is used, whatever happened to it elsewhere."""
     acquire = Hold.acquire
 
-    async def early(self: Hold, session: str, *args: Any) -> Any:
-        head, _ = await self._store.load(session)
-        acquired = await acquire(self, session, *args)
-        return type(acquired)(acquired.lease, acquired.revision, head, acquired.inbox)
+    async def early(self: Hold, session: str, warm: Any, supersede: Any) -> Any:
+        acquired = await acquire(self, session, warm, supersede)
+        if warm is None:
+            return acquired
+        warm.working.head.revision = acquired.revision
+        return Acquired(acquired.lease, acquired.revision, None, acquired.inbox)
 
     patch.setattr(Hold, "acquire", early)
 

@@ -26,7 +26,9 @@ from ._warm import WarmSessions
 if TYPE_CHECKING:
     from stepwell.transport import ChannelWriter, Codec
 
+    from ._inputs import TurnInput
     from ._publication import Publication
+    from ._turn import TurnTask
 
 __all__ = ["Core"]
 
@@ -64,6 +66,8 @@ class Core:
         self.roll_up = roll_up
         self._codec: Codec[Any, Any] | None = None
         self.gateways: dict[ModelSelection, ModelGateway] = {}
+        self.running: dict[str, TurnTask] = {}  # by session: the turn of this process that has its lease
+        self.launch: Callable[[TurnInput], TurnTask]  # starts a turn of its own
 
     def in_loop(self) -> None:
         """There is an event loop from now on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, Unpack, cast
 
@@ -27,7 +27,7 @@ from stepwell.errors import (
     UnknownRequestError,
     UnknownSessionError,
 )
-from stepwell.flow import Flow, FlowDefinition
+from stepwell.flow import BusyPolicy, Flow, FlowDefinition
 from stepwell.messages import JsonObject, UserMessage
 from stepwell.models import ModelGateway
 from stepwell.models.providers import Providers
@@ -37,7 +37,8 @@ from stepwell.wire import ChannelProvider
 from ._core import Core
 from ._events import Listener
 from ._handle import Turn
-from ._inputs import Limits, TurnInput, checked_config, checked_key, checked_message, checked_session_id
+from ._inbox import Cancel, cancel_row
+from ._inputs import Limits, TurnInput, checked_config, checked_key, checked_message, checked_session_id, recovery_of
 from ._result import TurnResult, wrap
 from ._stream import TurnStream
 from ._suspension import AnswerPayload, put_answer, stored_result, unknown_request
@@ -54,7 +55,7 @@ class TurnOptions(TypedDict, total=False):
     session_id: str | None
     config: Mapping[str, Any] | None
     idempotency_key: str | None
-    on_busy: Literal["queue", "reject"] | None
+    on_busy: BusyPolicy | None
     busy_timeout: float | None
     on_suspended: Literal["error", "abandon"] | None
 
@@ -131,13 +132,13 @@ class Engine:
             channel_prefix=channel_prefix,
             roll_up=roll_up,
         )
+        self._core.launch = self._launch
         self._listeners: tuple[Listener, ...] = tuple(listeners)
         self._telemetry = telemetry
         self._turns: dict[TurnTask, asyncio.Task[None]] = {}
         self._by_key: dict[tuple[str, str | None, str], TurnTask] = {}
         self._recovery_interval = recovery_interval
-        self._recoverer: asyncio.Task[None] | None = None
-        self._renewer: asyncio.Task[None] | None = None
+        self._helpers: list[asyncio.Task[None]] = []
         self._closed = False
 
     # -- life
@@ -151,16 +152,19 @@ class Engine:
 
     async def start(self) -> None:
         """Begin. Called by `create` and by entering the context."""
-        if self._renewer is not None or self._closed:
+        if self._helpers or self._closed:
             raise EngineClosedError("This engine was started before: make a new one.")
         self._core.in_loop()
-        self._renewer = asyncio.create_task(self._renew_leases(), name="stepwell-leases")
+        self._helpers = [
+            asyncio.create_task(self._keep_leases(), name="stepwell-leases"),
+            asyncio.create_task(self._read_inboxes(), name="stepwell-inboxes"),
+        ]
         if self._recovery_interval is not None:
-            self._recoverer = asyncio.create_task(self._recovering(), name="stepwell-recovery")
+            self._helpers.append(asyncio.create_task(self._recovering(), name="stepwell-recovery"))
 
     async def close(self, grace: float = 0.0) -> None:
         """Stop accepting turns, let open ones finish for `grace` seconds, leave the rest for recovery. Idempotent."""
-        if self._renewer is None or self._closed:
+        if not self._helpers or self._closed:
             return
         self._closed = True
         try:
@@ -171,18 +175,17 @@ class Engine:
             await self._shut()
 
     async def _shut(self) -> None:
-        helpers = [task for task in (self._renewer, self._recoverer) if task is not None]
         with CancelScope(shield=True):
-            if self._recoverer is not None:
-                self._recoverer.cancel()
+            for task in self._helpers[2:]:
+                task.cancel()  # the recovery; leases are kept until the turns have ended
             for turn in list(self._turns):
                 if not turn.cancel("shutdown"):
                     turn.stop()
             for turn in list(self._turns):
                 await turn.ended.wait()
-            for task in helpers:
+            for task in self._helpers:
                 task.cancel()
-            await asyncio.wait(helpers)
+            await asyncio.wait(self._helpers)
             if self._owns_store:
                 await self.store.close()
             if self._owns_channels and self.channels is not None:
@@ -209,7 +212,7 @@ class Engine:
         session_id: str | None = None,
         config: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
-        on_busy: Literal["queue", "reject"] | None = None,
+        on_busy: BusyPolicy | None = None,
         busy_timeout: float | None = None,
         on_suspended: Literal["error", "abandon"] | None = None,
     ) -> TurnResult:
@@ -221,8 +224,8 @@ class Engine:
             session_id: The session; `None` or `""` (a turn that failed before it had one) starts a new one.
             config: Context of a new session, under `config.`; ignored with a warning later.
             idempotency_key: The same key and input give the same turn, also after a lost answer.
-            on_busy: `queue` (wait for the running turn) or `reject`; the flow's by default.
-            busy_timeout: Seconds to wait in the queue; the flow's by default.
+            on_busy: What to do while another turn has the session, see `BusyPolicy`; the flow's by default.
+            busy_timeout: Seconds to wait for another turn; the flow's by default.
             on_suspended: What to do while the session waits for answers. A single question is answered by the message
                 either way. `error`: `SessionSuspendedError`; `abandon`: cancel the run that waits, and begin a new
                 turn; the flow's by default.
@@ -298,7 +301,7 @@ class Engine:
         session_id: str | None = None,
         config: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
-        on_busy: Literal["queue", "reject"] | None = None,
+        on_busy: BusyPolicy | None = None,
         busy_timeout: float | None = None,
         on_suspended: Literal["error", "abandon"] | None = None,
     ) -> tuple[TurnTask, bool]:
@@ -326,11 +329,14 @@ class Engine:
                     session_id=session_id,
                 )
             return running, False
-        turn = self._launch(given, index)
-        return turn, True
+        if given.on_busy == "interrupt" and session_id is not None:
+            for other in list(self._turns):
+                if other.session_id == session_id:
+                    other.supersede()
+        return self._launch(given, index), True
 
     def _check_running(self) -> None:
-        if self._renewer is None or self._closed:
+        if not self._helpers or self._closed:
             raise EngineClosedError("The engine is not running: use it inside `async with Engine(...)`.")
 
     def _definition(self, flow: str) -> FlowDefinition:
@@ -361,22 +367,66 @@ class Engine:
                     await turn.done.wait()
             raise
 
-    async def cancel(self, session_id: str, *, reason: str | None = None, run_id: str | None = None) -> bool:
-        """Cancel the running turn of a session in this process, and wait until it is recorded.
+    async def steer(
+        self, session_id: str, message: str | UserMessage, *, idempotency_key: str | None = None
+    ) -> TurnResult:
+        """Say something into the turn that runs on a session, in whatever process; see `BusyPolicy`.
 
         Returns:
-            Whether there was one; `False` too where `run_id` names another run.
+            The result of the turn that took it up. Where none runs, or none takes it up, it is a turn of its own.
 
         Raises:
             UnknownSessionError: There is no such session.
+            CallerError: As `run`.
         """
+        head, _ = await self.store.load(checked_session_id(session_id))
+        return await self.run(
+            head.workflow.id, message, session_id=session_id, idempotency_key=idempotency_key, on_busy="steer"
+        )
+
+    async def cancel(
+        self, session_id: str, *, reason: str | None = None, run_id: str | None = None, key: str | None = None
+    ) -> bool:
+        """Cancel the running turn of a session, in whatever process, and wait until it is recorded.
+
+        Args:
+            session_id: The session.
+            reason: Recorded with it.
+            run_id: Only this run.
+            key: Only the input with this idempotency key, also while it still waits.
+
+        Returns:
+            Whether something was cancelled.
+
+        Raises:
+            UnknownSessionError: There is no such session.
+
+        Cancelling the caller leaves the request: it will be honoured.
+        """
+        self._check_running()
         for turn in list(self._turns):
-            if turn.session_id == session_id and (run_id is None or turn.run_id == run_id):
+            if turn.session_id == session_id and turn.is_meant(run_id, key):
                 cancelled = turn.cancel("user", reason)
                 await turn.done.wait()
                 return cancelled
-        await self.store.load(session_id)
-        return False
+        head, _ = await self.store.load(checked_session_id(session_id))
+        request = Cancel("user", reason, run_id, key)
+        if key is None and (head.turn is None or not request.means(head.turn)):
+            return False
+        row = cancel_row(request)
+        await self.store.inbox_put(session_id, row)
+        wait = 0.02
+        while True:
+            if (running := self._core.running.get(session_id)) is not None:
+                await running.look()
+            # Whoever works on the session answers it. Where nobody does, it is for us to go on with what is open.
+            with suppress(SessionBusyError):
+                await self.recover(session_id)
+            found = await self.store.inbox_get(session_id, row.key)
+            if found is None or found.state == "done":
+                return found is not None and found.result == b"true"
+            await self._pause(wait)
+            wait = min(wait * 1.5, 0.5)
 
     # -- answers
 
@@ -474,18 +524,7 @@ class Engine:
         """
         self._check_running()
         head, _ = await self.store.load(checked_session_id(session_id))
-        definition = self._definition(head.workflow.id)
-        given = TurnInput(
-            definition=definition,
-            message=None,
-            session_id=session_id,
-            config=None,
-            key=None,
-            on_busy="reject",
-            busy_timeout=0.0,
-            recovery=True,
-        )
-        turn = self._launch(given)
+        turn = self._launch(recovery_of(self._definition(head.workflow.id), session_id))
         await self._finish(turn, owner=True)
         if isinstance(turn.error, (*_MISUSE, SessionBusyError)):
             raise turn.error
@@ -580,12 +619,22 @@ class Engine:
             listeners = (*listeners, TurnLog(capture_content=self._core.capture_content))
         return listeners
 
-    async def _renew_leases(self) -> None:
+    async def _keep_leases(self) -> None:
         """Renew every lease at a third of its time."""
         while True:
             await self._pause(self._core.lease_ttl / 3)
             for turn in list(self._turns):
                 await turn.renew()
+
+    async def _read_inboxes(self) -> None:
+        """Look what other processes have said to the sessions that this one works on."""
+        while True:
+            await self._pause(_INBOX_SECONDS)
+            for turn in list(self._core.running.values()):
+                try:
+                    await turn.look()
+                except StepwellError as error:
+                    self._core.report("an inbox could not be read", error, turn.session_id)
 
     async def _pause(self, seconds: float) -> None:
         # A timer, not a sleep: a fake clock that jumps over sleeps must not run on because of this.
@@ -604,6 +653,9 @@ def _channels(given: ChannelProvider | str | None, clock: Clock) -> ChannelProvi
 
     return open_channels(given, clock=clock)
 
+
+_INBOX_SECONDS = 1.0
+"""How long a process may not know what another one has said to its turn; each unit looks too."""
 
 _RECOVERED_AT_ONCE = 50
 """Sessions that are taken up in one look; the others are with the next."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 from anyio import CancelScope
 
 from stepwell._clock import Clock
-from stepwell.errors import LeaseHeldError, SessionBusyError, SessionConflictError, StaleWriterError, StoreError
+from stepwell.errors import SessionConflictError, StaleWriterError, StoreError
 from stepwell.sessions import Acquired, Commit, Lease, SessionStore, encode_head
 
-from ._owner import owner_is_dead
 from ._warm import Warm
 from ._working import Working
 
@@ -29,13 +27,13 @@ class Hold:
         report: Told of a lease that could not be given up.
     """
 
-    __slots__ = ("_clock", "_lease", "_owner", "_report", "_store", "_ttl", "_until", "incarnation", "session")
+    __slots__ = ("_lease", "_owner", "_report", "_store", "_ttl", "_until", "clock", "incarnation", "session")
 
     def __init__(
         self, store: SessionStore, clock: Clock, owner: str, ttl: float, report: Callable[[str, Exception, str], None]
     ) -> None:
         self._store = store
-        self._clock = clock
+        self.clock = clock
         self._owner = owner
         self._ttl = ttl
         self._report = report
@@ -62,7 +60,7 @@ class Hold:
             StaleWriterError: It ran out.
         """
         lease = self._lease
-        if lease is None or self._clock.monotonic() >= self._until:
+        if lease is None or self.clock.monotonic() >= self._until:
             raise StaleWriterError("The lease ran out before it could be renewed.", session_id=self.session)
         return lease
 
@@ -79,60 +77,46 @@ class Hold:
         Raises:
             SessionExistsError: Somebody else was first.
         """
-        asked = self._clock.monotonic()
+        asked = self.clock.monotonic()
         acquired = await self._store.create(working.commit(), owner=self._owner, ttl=self._ttl)
         self._took(acquired, asked)
         working.committed(acquired.revision)
 
-    async def acquire(
-        self, session: str, warm: Warm | None, on_busy: Literal["queue", "reject"], timeout: float
-    ) -> Acquired:
-        """Take the lease; wait for another process as long as the busy policy allows.
+    async def acquire(self, session: str, warm: Warm | None, supersede: str | None) -> Acquired:
+        """Take the lease.
+
+        Args:
+            session: Which.
+            warm: What this process has of it.
+            supersede: See `SessionStore.acquire`.
 
         Raises:
-            SessionBusyError: Another process has it.
+            LeaseHeldError: Another process has it.
             UnknownSessionError: There is no such session.
         """
-        clock = self._clock
-        supersede: str | None = None
-        wait, give_up = 0.02, clock.monotonic() + timeout
-        while True:
-            asked = clock.monotonic()
-            try:
-                acquired = await self._store.acquire(
-                    session,
-                    self._owner,
-                    ttl=self._ttl,
-                    known_revision=warm.revision if warm else None,
-                    known_incarnation=warm.incarnation if warm else None,
-                    supersede=supersede,
-                )
-            except LeaseHeldError as error:
-                if supersede != error.owner and owner_is_dead(error.owner):
-                    supersede = error.owner
-                    continue
-                if on_busy == "reject" or clock.monotonic() >= give_up:
-                    raise SessionBusyError(
-                        f"Session {session} is worked on by another process: try again when its turn is over.",
-                        session_id=session,
-                    ) from error
-                await clock.sleep(wait)
-                wait = min(wait * 1.5, 0.5)
-            else:
-                return self._took(acquired, asked)
+        asked = self.clock.monotonic()
+        acquired = await self._store.acquire(
+            session,
+            self._owner,
+            ttl=self._ttl,
+            known_revision=warm.revision if warm else None,
+            known_incarnation=warm.incarnation if warm else None,
+            supersede=supersede,
+        )
+        return self._took(acquired, asked)
 
     async def renew(self) -> str | None:
         """Extend the lease. Returns why it is lost, if it is."""
         lease = self._lease
         if lease is None:
             return None
-        asked = self._clock.monotonic()
+        asked = self.clock.monotonic()
         try:
             renewed = await self._store.renew(lease, ttl=self._ttl)
         except StaleWriterError:
             return "the lease was taken over" if self._lease is lease else None
         except StoreError:
-            expired = self._lease is lease and self._clock.monotonic() >= self._until
+            expired = self._lease is lease and self.clock.monotonic() >= self._until
             return "the lease ran out while the store was unreachable" if expired else None
         if self._lease is lease:
             self._lease, self._until = renewed, asked + self._ttl
@@ -161,10 +145,10 @@ class Hold:
                     break
                 raise
             except StoreError as error:
-                if not error.retryable or self._clock.monotonic() >= self._until:
+                if not error.retryable or self.clock.monotonic() >= self._until:
                     raise
                 lost = True
-                await self._clock.sleep(0.05)
+                await self.clock.sleep(0.05)
         working.committed(revision)
         if release:
             self._lease = None

@@ -11,10 +11,19 @@ import msgspec
 
 from stepwell._json import is_text_clean, json_copy
 from stepwell.errors import InputTooLargeError, InvalidInputError, NonJsonValueError
-from stepwell.flow import FlowDefinition
+from stepwell.flow import BusyPolicy, FlowDefinition
 from stepwell.messages import JsonObject, Part, TextPart, UserMessage
 
-__all__ = ["Limits", "TurnInput", "checked_config", "checked_key", "checked_message", "checked_session_id", "too_deep"]
+__all__ = [
+    "Limits",
+    "TurnInput",
+    "checked_config",
+    "checked_key",
+    "checked_message",
+    "checked_session_id",
+    "recovery_of",
+    "too_deep",
+]
 
 _SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
 
@@ -43,17 +52,34 @@ class TurnInput(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str | None
     config: JsonObject | None
     key: str | None
-    on_busy: Literal["queue", "reject"]
+    on_busy: BusyPolicy
     busy_timeout: float
     answer: str | None = None  # nobody says anything: this request is answered, in the inbox
     on_suspended: Literal["error", "abandon"] = "error"
-    recovery: bool = False  # nobody says anything: only what was left open is finished
+    recovery: bool = False  # see `recovery_of`
 
     @property
     def digest(self) -> bytes:
         """Tells whether two inputs under one key are the same."""
         content = msgspec.json.encode([self.definition.id, self.message, self.config], order="sorted")
         return hashlib.sha256(content).hexdigest().encode()
+
+
+def recovery_of(
+    definition: FlowDefinition, session: str, on_suspended: Literal["error", "abandon"] = "error"
+) -> TurnInput:
+    """Nobody says anything: what was left open in a session is finished, and a run that waits is given up or left."""
+    return TurnInput(
+        definition=definition,
+        message=None,
+        session_id=session,
+        config=None,
+        key=None,
+        on_busy="reject",
+        busy_timeout=0.0,
+        on_suspended=on_suspended,
+        recovery=True,
+    )
 
 
 def checked_session_id(session_id: str) -> str:

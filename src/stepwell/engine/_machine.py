@@ -138,6 +138,17 @@ class FlowMachine:
                 message = msgspec.structs.replace(message, id=f"{stage}|{at}|{suffix}")
             turn.input = self.working.add_message(ns, step.id, message).id
 
+    @property
+    def before_a_reply(self) -> bool:
+        """Whether the next unit asks the model."""
+        step = self.flow.get_step(self.working.turn.visit.stage)
+        return not step.is_logic() and not self.working.open_calls(step.get_memory_space())
+
+    def hear(self, message: UserMessage) -> UserMessage:
+        """What was said meanwhile enters the memory of the step whose reply comes next."""
+        step = self.flow.get_step(self.working.turn.visit.stage)
+        return cast("UserMessage", self.working.add_message(step.get_memory_space(), step.id, message))
+
     # -- one unit
 
     async def advance(self) -> Done | Suspended | None:

@@ -53,7 +53,7 @@ from ._events import (
 )
 from ._ids import new_id
 from ._outputs import Outputs
-from ._shape import Emitted, begin_chunks, end_chunks, progress_chunk, result_part, user_parts, whole_chunks
+from ._shape import Emitted, begin_chunks, end_chunks, json_text, progress_chunk, result_part, user_parts, whole_chunks
 
 __all__ = ["Publication"]
 
@@ -114,8 +114,8 @@ class Publication:
 
     @property
     def message_id(self) -> str:
-        """The `codec-message-id` of all that this invocation shows."""
-        return self.turn.invocation
+        """The `codec-message-id` of what is shown now."""
+        return self.turn.message or self.turn.invocation
 
     def _run(self) -> RunHeaders:
         return RunHeaders(
@@ -136,8 +136,15 @@ class Publication:
             H.STEP_ID: step,
             H.STEP_CLIENT_ID: "",
             H.STEP_START_SERIAL: start,
+            H.STEER_CODEC_MESSAGE_IDS: self._answered(step),
         }
         return {key: value for key, value in headers.items() if value is not None}
+
+    def _answered(self, step: str) -> str | None:
+        """Which of what was said meanwhile a step answers."""
+        unit = int(step.rpartition("-")[2])
+        ids = [steer.message for steer in self.turn.steers if steer.unit == unit]
+        return json_text(ids) if ids else None
 
     async def start_step(self, step: str, idempotency_id: str) -> str:
         """Publish the start of an attempt; returns its serial."""
@@ -177,6 +184,10 @@ class Publication:
             WireMessage(name=one.name, data=one.data, extras=one.extras, idempotency_id=f"{name}:{at}")
             for at, one in enumerate(self.codec.encode_input(event, headers))
         ]
+
+    async def hear(self, message: UserMessage) -> None:
+        """Say what the person said while the run goes on. May be repeated, also by another process."""
+        await self.writer.publish(self._said(message.content, message.id, None, {H.RUN_ID: self.turn.run}))
 
     async def resume(self) -> None:
         """Say what was answered, and that the run goes on: together. May be repeated, also by another process.

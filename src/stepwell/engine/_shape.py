@@ -20,6 +20,7 @@ __all__ = [
     "begin_chunks",
     "call_part",
     "end_chunks",
+    "json_text",
     "progress_chunk",
     "reasoning_part",
     "request_part",

@@ -45,7 +45,6 @@ __all__ = [
     "check_requests",
     "checked_answer",
     "go_on",
-    "newest_message",
     "pending_of",
     "put_answer",
     "stored_result",
@@ -89,15 +88,21 @@ def suspend_turn(working: Working, requests: Sequence[tuple[ToolCall, SuspendReq
             call.name,
             request.payload,
             None if request.expires_in is None else now + request.expires_in,
-            message=call.key.rpartition("-step-")[0] or None,
+            message=_message_of(turn, call),
         )
         for call, request in requests
     ]
     turn.expires = _first_expiry(turn)
-    working.head.tip = newest_message(turn)
+    working.head.tip = turn.tip
     turn.deferred = [
         DeferredRecord(ns, message) for ns, history in working.histories.items() for message in history.deferred
     ]
+
+
+def _message_of(turn: TurnRecord, call: ToolCall) -> str | None:
+    """The message that shows a call: of its key's invocation, unless that said more after it was steered."""
+    invocation = call.key.rpartition("-step-")[0]
+    return (turn.message if invocation == turn.invocation else None) or invocation or None
 
 
 async def check_requests(
@@ -132,11 +137,6 @@ def pending_of(turn: TurnRecord) -> tuple[PendingRequest, ...]:
         PendingRequest(id=one.id, kind=one.kind, tool=one.tool, call=one.call, payload=one.payload, expires=one.expires)
         for one in waiting(turn)
     )
-
-
-def newest_message(turn: TurnRecord) -> str | None:
-    """`codec-message-id` of the newest message of the conversation, as far as the turn got."""
-    return turn.invocation if turn.shown else turn.follows or turn.input or turn.parent
 
 
 def _first_expiry(turn: TurnRecord) -> float | None:
@@ -253,7 +253,7 @@ def answer_by_message(turn: TurnRecord, message: UserMessage, message_id: str) -
     if len(left) != 1 or left[0].kind != "question":
         return False
     asked = left[0]
-    asked.state, asked.said, asked.parent = "answered", message_id, newest_message(turn)
+    asked.state, asked.said, asked.parent = "answered", message_id, turn.tip
     asked.answer = message.content if isinstance(message.content, str) else msgspec.to_builtins(message.content)
     return True
 
@@ -269,7 +269,8 @@ def go_on(turn: TurnRecord, invocation: str, key: str | None) -> None:
     if any(one.fork for one in turn.pending):
         turn.run = new_id()
     said = next((one.said for one in turn.pending if one.said is not None), None)
-    turn.follows = said or (turn.invocation if turn.shown else turn.follows)
+    turn.follows = said or (turn.tip if turn.shown or turn.steers else turn.follows)
+    turn.message, turn.steers = None, ()
     turn.phase, turn.invocation, turn.unit = "open", invocation, 0
     turn.outs, turn.shown, turn.expires, turn.key = (), False, None, key
     turn.hops, turn.tokens, turn.usage = 0, 0, {}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import anyio
 import msgspec
 from anyio import CancelScope
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from stepwell._clock import stamp
 from stepwell._json import json_copy
@@ -24,6 +25,7 @@ from stepwell.errors import (
     IdempotencyConflictError,
     InvalidInputError,
     RaceError,
+    SessionBusyError,
     SessionConflictError,
     SessionExistsError,
     StaleWriterError,
@@ -32,7 +34,7 @@ from stepwell.errors import (
 )
 from stepwell.flow import SummaryRule
 from stepwell.loop import Batch
-from stepwell.messages import JsonObject, ToolCall, ToolResult
+from stepwell.messages import JsonObject, ToolCall, ToolResult, UserMessage
 from stepwell.sessions import (
     Acquired,
     InboxRow,
@@ -40,6 +42,7 @@ from stepwell.sessions import (
     OutRecord,
     SessionHead,
     StageRecord,
+    SteerRecord,
     TurnRecord,
     VisitRecord,
     WorkflowRecord,
@@ -50,7 +53,8 @@ from ._compaction import compact, due_for_compaction
 from ._core import Core
 from ._events import Committed, TurnFinished, TurnStarted, TurnSuspended
 from ._ids import new_id, session_id_from
-from ._inputs import TurnInput
+from ._inbox import Door, cancel_of, input_of, is_same, waiting_before
+from ._inputs import TurnInput, recovery_of
 from ._machine import Done, FlowMachine, Suspended
 from ._result import TurnResult, failure_of, wrap
 from ._shape import result_part
@@ -59,7 +63,6 @@ from ._suspension import (
     answer_by_message,
     check_requests,
     go_on,
-    newest_message,
     pending_of,
     suspend_turn,
     suspended_error,
@@ -107,6 +110,10 @@ class TurnTask:
         self._writer: ChannelWriter | None = None
         self._publication: Publication | None = None
         self._closed: TurnResult | None = None  # what the turn came to, from its closing commit on
+        self._door = Door(core.store, self._hold, given)
+        self._superseded = False  # to be cancelled as soon as it has begun: an interrupt came while it waited
+        self._cancels: list[str] = []  # rows of the requests that this turn is cancelled for
+        self._steers: list[InboxRow] = []  # said while it runs, and not taken yet
 
     # -- for callers
 
@@ -118,6 +125,12 @@ class TurnTask:
     def digest(self) -> bytes:
         """Of the input."""
         return self._given.digest
+
+    def is_meant(self, run_id: str | None, key: str | None) -> bool:
+        """Whether a request to cancel that names these is about this turn."""
+        if run_id is None and key is None:
+            return True
+        return self.run_id == run_id or (key is not None and self._given.key == key)
 
     @property
     def text(self) -> str:
@@ -134,6 +147,12 @@ class TurnTask:
         if not self._committing:
             self._scope.cancel()
         return True
+
+    def supersede(self) -> None:
+        """Another input takes this turn's place. What was said stays said: one that waits begins, and ends at once."""
+        self._superseded = True
+        if self._attached and self.working.head.turn is not None:
+            self.cancel("superseded")
 
     # -- the task
 
@@ -165,6 +184,7 @@ class TurnTask:
                 timer.cancel()
             if self._publication is not None:
                 await self._publication.leave()
+            self._leave()
             if self._hold.held:
                 await self._hold.give_up()
             for session in self._lines:
@@ -180,8 +200,9 @@ class TurnTask:
         try:
             if (seen := await self._begin()) is not None:
                 return seen
-            return await self._units_until_done(last=True)
-        except Exception as error:  # noqa: BLE001 - whatever fails a turn becomes its result
+            return await self._units_until_done()
+        except Exception as raised:  # noqa: BLE001 - whatever fails a turn becomes its result
+            error = self._taken_over(raised) if isinstance(raised, FencedError) else raised
             self.error = error
             if self._attached and self.working.head.turn is not None and self._hold.held:
                 try:
@@ -191,22 +212,37 @@ class TurnTask:
             await self._hold.give_up()
             return self._result_of(error)
 
+    def _taken_over(self, error: FencedError) -> StaleWriterError:
+        """What the channel says of a newer epoch, in terms of the session."""
+        taken = StaleWriterError(
+            "Another process has taken the session over and goes on with it: ask again, with the same idempotency key "
+            "if there was one.",
+            session_id=self.session_id,
+            run_id=self.run_id,
+        )
+        taken.__cause__ = error
+        return taken
+
     async def _queue(self, session: str) -> None:
-        """Take this turn's place in the line of a session; before the session is touched, or even there."""
+        """Take this turn's place in the line of a session, if it has none."""
         if session not in self._lines:
             await self._core.lines.enter(self._given, session)
             self._lines.append(session)
 
-    async def _units_until_done(self, *, last: bool) -> TurnResult:
+    async def _units_until_done(self) -> TurnResult:
         machine = cast("FlowMachine", self._machine)
         while True:
             self._hold.check()
+            if (self._units or self._steers) and machine.before_a_reply:
+                await self.look()
+                if self._steers:
+                    await self._take_steers()
             done = await machine.advance()
             if done is not None:
                 await machine.clean_up()
                 if isinstance(done, Suspended):
-                    return await self._suspend(done, last=last)
-                return await self._close(done, last=last)
+                    return await self._suspend(done)
+                return await self._close(done)
             turn = self.working.turn
             if self._publication is not None:
                 self._shows(turn, await self._publication.accept(machine.parts(), None))
@@ -214,6 +250,48 @@ class TurnTask:
             self._units += 1
             if self._publication is not None:
                 await self._publication.settle()
+
+    # -- the inbox
+
+    async def look(self) -> None:
+        """Read the inbox: what asks this turn to stop, and what was said meanwhile."""
+        if self._attached and self._hold.held and not self.done.is_set():
+            self._take_rows(await self._core.store.inbox_list(self.session_id, pending=True))
+
+    def _take_rows(self, rows: Sequence[InboxRow]) -> None:
+        turn = self.working.head.turn
+        for row in rows:
+            if row.state != "new" or turn is None:
+                continue
+            if row.kind == "cancel" and row.key not in self._cancels:
+                request = cancel_of(row)
+                if request.means(turn):
+                    self._cancels.append(row.key)
+                    self.cancel(request.kind, request.reason)
+                else:
+                    self._dismiss_cancel(row, rows)
+            elif row.kind == "steer" and all(row.key != known.key for known in self._steers):
+                self._steers.append(row)
+
+    async def _take_steers(self) -> None:
+        """What was said while the turn ran enters the history, and the next reply answers it."""
+        working, turn, rows = self.working, self.working.turn, self._steers
+        self._steers = []
+        for row in rows:
+            message = input_of(row, self._given.definition, self.session_id).message
+            heard = cast("FlowMachine", self._machine).hear(cast("UserMessage", message))
+            turn.steers = [*turn.steers, SteerRecord(row.key, heard.id, turn.unit)]
+            working.consume(InboxUpdate(row.key, "taken"))
+        turn.message, turn.shown, turn.outs = f"{turn.invocation}-{turn.unit}", False, ()
+        await self._commit(unit=False)
+        await self._say_steers()
+
+    async def _say_steers(self) -> None:
+        turn = self.working.turn
+        if self._publication is not None:
+            for steer in turn.steers:
+                if steer.unit == turn.unit and (said := self.working.said(steer.message)) is not None:
+                    await self._publication.hear(said)
 
     # -- beginning
 
@@ -227,39 +305,103 @@ class TurnTask:
             if not known and await self._create(target or new_id()):
                 return None
         visited: set[str] = set()
+        recovered: set[str] = set()
         while True:
             assert target is not None
-            if target not in self._lines:
-                await self._queue(target)
+            if given.on_busy == "steer" and await self._steer(target):
+                given = self._given = self._door.given
+            await self._queue(target)
             if given.key and (seen := await self._stored(target)) is not None:
                 return seen
-            warm = self._core.warm.peek(target)
-            acquired = await self._hold.acquire(target, warm, given.on_busy, given.busy_timeout)
+            entered = await self._door.enter(target, self._core.warm.peek(target))
+            if isinstance(entered, InboxRow):
+                return self._result_in(entered, target)
+            given = self._given = self._door.given
             await self._fence(target)
-            head = await self._adopt(acquired)
+            head = await self._adopt(entered)
             if given.recovery:
-                return await self._finish_open(acquired.inbox)
-            if given.answer is not None and (seen := await self._stored(target)) is not None:
+                return await self._finish_open(entered.inbox)
+            if given.answer and (seen := await self._stored(target)) is not None:
                 return seen
-            if head.status in ("completed", "aborted") and given.answer is None:
+            if head.status == "suspended":
+                if (result := await self._wake(entered.inbox)) is not None:
+                    return result
+                await self._let_pass(head, (), recovered)
+                continue
+            first = waiting_before(entered.inbox, given.key)
+            if head.turn is not None or first:
+                await self._let_pass(head, first, recovered)
+                continue
+            if given.answer:
+                await self._refuse_answer(given.answer)
+            if given.key and (seen := await self._stored(target)) is not None:
+                await self._hold.give_up()
+                return seen
+            self._dismiss_cancels(entered.inbox)
+            if head.status in ("completed", "aborted"):
                 follow = await self._follow(head, visited)
                 if follow is None:
                     return None
                 target = follow
                 continue
-            if (result := await self._finish_first(acquired.inbox)) is not None:
-                return result
-            if given.answer is not None:
-                await self._refuse_answer(given.answer)
-            if given.key and (seen := await self._stored(target)) is not None:
-                await self._hold.give_up()
-                return seen
             if not await self._restore():
                 return None
             self._open_record(fresh=False)
             await self._commit(unit=False)
             await self._started()
             return None
+
+    async def _steer(self, session: str) -> bool:
+        """Say it to the turn that runs in this process, if one does; wait until that one is over."""
+        running = self._core.running.get(session)
+        if running is None or self._given.message is None:
+            return False
+        await self._door.wait(session)
+        await running.look()
+        await running.done.wait()
+        return True
+
+    async def _let_pass(self, head: SessionHead, rows: Sequence[InboxRow], recovered: set[str]) -> None:
+        """A turn that was left open is finished before this one begins, and so is every input that came before.
+
+        They are turns of their own, which this one waits for without the lease.
+        """
+        session, turn = head.id, head.turn
+        self._leave()
+        await self._hold.give_up()
+        self._lines.remove(session)
+        self._core.lines.leave(session)
+        definition = self._given.definition
+        if turn is not None:
+            inputs = [recovery_of(definition, session, self._given.on_suspended)]
+        else:
+            inputs = [input_of(row, definition, session) for row in rows]
+        tasks = [self._core.launch(given) for given in inputs]
+        for task in tasks if self._given.on_busy == "interrupt" else ():
+            task.supersede()
+        for task in tasks:
+            await task.done.wait()
+            if turn is not None and task.error is not None and not isinstance(task.error, SessionBusyError):
+                if turn.run in recovered:
+                    raise task.error  # it cannot be finished here, and nothing can begin before it is
+                recovered.add(turn.run)
+
+    def _dismiss_cancels(self, rows: Sequence[InboxRow]) -> None:
+        """What was to be cancelled is over, or has not begun: the requests are answered with the next commit."""
+        for row in rows:
+            if row.kind == "cancel" and row.state == "new":
+                self._dismiss_cancel(row, rows)
+
+    def _dismiss_cancel(self, row: InboxRow, rows: Sequence[InboxRow]) -> None:
+        request, working = cancel_of(row), self.working
+        waits = request.key is not None and any(one.key == request.key and one.state == "new" for one in rows)
+        if waits:
+            error = TurnCancelledError(
+                f"The turn was cancelled ({request.kind}) before it began.", request.kind, request.reason
+            )
+            result = self._result_of(error)
+            working.consume(InboxUpdate(cast("str", request.key), "done", msgspec.json.encode(result)))
+        working.consume(InboxUpdate(row.key, "done", b"true" if waits else b"false"))
 
     async def _fence(self, session: str) -> None:
         """Keep whoever held the lease before from the channel, before anything else is done."""
@@ -282,8 +424,10 @@ class TurnTask:
     async def _started(self) -> None:
         """The opening commit is done."""
         if (publication := self._publish(taken_over=False)) is not None:
-            await publication.open(self.working.said())
+            await publication.open(self.working.said(self.working.turn.input))
         self._tell_started()
+        if self._superseded:
+            self.cancel("superseded")
 
     async def _create(self, session: str) -> bool:
         """A new session, with the turn's opening commit. `False`: somebody else created it first."""
@@ -308,7 +452,7 @@ class TurnTask:
         try:
             await self._hold.create(working)
         except SessionExistsError:
-            self._attached, self._machine = False, None
+            self._leave()
             return False
         await self._fence(session)
         await self._started()
@@ -316,10 +460,18 @@ class TurnTask:
 
     def _take(self, working: Working) -> Working:
         """This turn works on the session from now on."""
+        self._leave()
         working.begin(self._stream)
         self.working, self._attached = working, True
         self.session_id = working.head.id
+        self._core.running[self.session_id] = self
         return working
+
+    def _leave(self) -> None:
+        """This turn does not work on a session."""
+        if self._attached and self._core.running.get(self.session_id) is self:
+            del self._core.running[self.session_id]
+        self._attached, self._machine = False, None
 
     async def _adopt(self, acquired: Acquired) -> SessionHead:
         """Take over what is stored: from the warm cache if that is current, else loaded and migrated."""
@@ -379,89 +531,71 @@ class TurnTask:
         return None
 
     async def _finish_open(self, rows: Sequence[InboxRow]) -> TurnResult:
-        """Nothing but what was left open; a session that has nothing open is left as it is."""
+        """Go on with what was left open, and see to it that what waits is run.
+
+        A session in which there is nothing to do is left as it is.
+        """
+        for row in waiting_before(rows, None):
+            self._core.launch(input_of(row, self._given.definition, self.session_id))
         working = self.working
+        if working.head.status == "suspended":
+            result = await self._wake(rows)
+            return result if result is not None else await self._abandon(rows)
         if working.head.turn is not None:
-            result = await (self._wake(rows) if working.head.status == "suspended" else self._recover(last=True))
-            assert result is not None
-            return result
+            return await self._recover(rows)
+        self._dismiss_cancels(rows)
         for row in rows:
             if row.kind == "answer":  # to a turn that ended otherwise
-                await self._core.store.inbox_withdraw(self.session_id, row.key)
-        await self._hold.give_up()
+                working.consume(InboxUpdate(row.key, "done"))
+        if working.has_updates:
+            await self._commit(unit=False, release=True)
+        else:
+            await self._hold.give_up()
         return self._result(
             None, success=True, session_id=self.session_id, current=working.current, status=working.head.status
         )
 
-    async def _finish_first(self, rows: Sequence[InboxRow]) -> TurnResult | None:
-        """Whatever is open is finished before this turn begins.
-
-        Returns:
-            The result, where this turn's input was for the turn that was open, or that one still waits.
-        """
-        head = self.working.head
-        while head.turn is not None and self._hold.held:
-            if head.status != "suspended":
-                await self._recover()
-            elif (result := await self._wake(rows)) is not None:
-                return result
-            head = self.working.head
-        return None
-
-    async def _recover(
-        self, *, last: bool = False, answered: bool = False, key: str | None = None
-    ) -> TurnResult | None:
+    async def _recover(self, rows: Sequence[InboxRow], *, answered: bool = False, key: str | None = None) -> TurnResult:
         """A turn was left open, by a process that died or to wait for answers: it goes on where it was committed.
 
         Args:
-            last: Whether that is all there is to do: the lease goes with it.
+            rows: The inbox.
             answered: Whether it waited, and goes on now.
             key: See `go_on`.
         """
-        mine = self.run_id, self.invocation_id
         working, turn = self.working, self.working.turn
         machine = self._machine = FlowMachine(self._given.definition, working)
         working.visit = turn.visit
         working.run_id = self.run_id = turn.run
         if not answered:
             self.invocation_id = turn.invocation
-        elif not last:
-            self.invocation_id = new_id()  # ours is for the turn that comes behind
-        # Its output belongs to that run, not to the one that is about to begin.
-        working.begin(self._stream if last else TurnStream())
         publication = self._publish(taken_over=turn.phase == "open")
-        try:
-            if turn.phase == "closing":
-                return await self._end(TurnResult.from_json(cast("JsonObject", turn.result)), last=last)
-            if answered:
-                await self._go_on(key)
-            elif turn.phase == "suspended":
-                return await self._rest(self._waits(turn), last=last)
-            else:
-                working.log("warning", "an open turn of a process that ended is finished first", {"run": turn.run})
-                if publication is not None:
-                    if turn.unit == 0:  # else the run was opened before the first unit was committed
-                        await (publication.resume() if turn.pending else publication.open(working.said()))
-                    await publication.settle()
-                await machine.build()
-            machine.restored = True
-            return await self._units_until_done(last=last)
-        except Exception as error:
-            if last:
-                raise
-            await self._failed(error, keep_lease=True)
-            self.error = None
-            return None
-        finally:
-            if not last:
-                self.run_id, self.invocation_id = mine
-                self._units = 0
-                self._closed = None
-                working.begin(self._stream)
+        if turn.phase == "closing":
+            self._dismiss_cancels(rows)
+            return await self._end(TurnResult.from_json(cast("JsonObject", turn.result)))
+        if answered:
+            await self._go_on(key)
+        elif turn.phase == "suspended":
+            return await self._rest(self._waits(turn))
+        else:
+            working.log("warning", "an open turn of a process that ended is finished first", {"run": turn.run})
+            if publication is not None:
+                if turn.unit == 0:  # else the run was opened before the first unit was committed
+                    await (publication.resume() if turn.pending else publication.open(working.said(turn.input)))
+                await publication.settle()
+                await self._say_steers()
+            self._take_rows(rows)
+            if self._superseded:
+                self.cancel("superseded")
+            if self._cancel is not None:
+                await checkpoint_if_cancelled()
+            await machine.build()
+        machine.restored = True
+        return await self._units_until_done()
 
     # -- suspension
 
-    async def _suspend(self, done: Suspended, *, last: bool) -> TurnResult:
+    async def _suspend(self, done: Suspended) -> TurnResult:
         """The last unit ended with calls that wait: commit it, say so, and let the session rest."""
         working, machine = self.working, cast("FlowMachine", self._machine)
         turn = working.turn
@@ -474,19 +608,19 @@ class TurnTask:
         result = self._closed = self._waits(turn)
         if self._publication is not None:
             await self._commit()
-        return await self._rest(result, last=last)
+        return await self._rest(result)
 
-    async def _rest(self, result: TurnResult, *, last: bool) -> TurnResult:
+    async def _rest(self, result: TurnResult) -> TurnResult:
         """Say that the run waits where there is a channel, and let the lease go; the turn record stays."""
         working, turn = self.working, self.working.turn
         if self._publication is not None:
             await self._publication.suspend()
-        self._settle_input(turn, result)
+        self._settle_inputs(turn, result)
         turn.key, turn.answers, turn.outs = None, (), ()
         working.head.status = "suspended"
         self._closed = result
-        await self._commit(release=last, unit=self._publication is None)
-        if self._stream.heard and last:
+        await self._commit(release=True, unit=self._publication is None)
+        if self._stream.heard:
             self._stream.emit(TurnSuspended(result.pending))
         return result
 
@@ -506,13 +640,18 @@ class TurnTask:
         """The session waits for answers: take what there is, and go on with the run if that is all.
 
         Returns:
-            The result, where this turn is for the run that waits; `None`: that run is over.
+            The result, where this turn is for the run that waits; `None`: that run is to end before this turn begins,
+            or, where nobody says anything, to be given up.
 
         Raises:
             SessionSuspendedError: It waits on, and what was said is no answer.
             UnknownRequestError: It waits on, and not for this answer.
         """
         given, working, turn = self._given, self.working, self.working.turn
+        if given.recovery and any(row.kind == "cancel" and row.state == "new" for row in rows):
+            self._take_rows(rows)
+            if self._cancel is not None:
+                await checkpoint_if_cancelled()
         left = len(waiting(turn))
         updates = take_answers(turn, rows, self._core.clock.time())
         for update in updates:
@@ -524,12 +663,10 @@ class TurnTask:
                 self._take_input(key)
         still = waiting(turn)
         if not still:
-            result = await self._recover(last=mine, answered=True, key=key)
-            return result if mine else None
-        if not mine and given.on_suspended == "abandon":
-            await self._abandon(updates)
+            return await self._recover(rows, answered=True, key=key) if mine else None
+        if given.on_suspended == "abandon" and (given.recovery or not mine):
             return None
-        if updates or len(still) < left:
+        if working.has_updates or len(still) < left:
             await self._commit(release=True, unit=False)
         else:
             await self._hold.give_up()
@@ -548,24 +685,28 @@ class TurnTask:
             await self._publication.resume()
         self._tell_started()
 
-    async def _abandon(self, updates: Sequence[InboxUpdate]) -> None:
+    async def _abandon(self, rows: Sequence[InboxRow]) -> TurnResult:
         """The run that waits ends without its answers: its calls get results that say so."""
-        mine = self.run_id, self.invocation_id
+        working, turn = self.working, self.working.turn
+        error = TurnCancelledError("A new message came instead of the answers.", "superseded", run_id=turn.run)
+        await self._stand()
+        result = await self._roll_back(error, False, "superseded")
+        assert result is not None
+        for row in rows:
+            if row.kind == "answer":
+                working.consume(InboxUpdate(row.key, "done"))
+        self._dismiss_cancels(rows)
+        return await self._end(result)
+
+    async def _stand(self) -> None:
+        """Be the run that waits, to end it."""
         working, turn = self.working, self.working.turn
         machine = self._machine = FlowMachine(self._given.definition, working)
         await machine.build()
         self.run_id, self.invocation_id = turn.run, turn.invocation
-        working.begin(TurnStream())
         if (publication := self._publish(taken_over=False)) is not None:
             step = machine.flow.get_step(turn.visit.stage)
             publication.stands(step.id, step.stream_mode or machine.flow.stream_mode)
-        error = TurnCancelledError("A new message came instead of the answers.", "superseded", run_id=turn.run)
-        if (result := await self._roll_back(error, False, "superseded")) is not None:
-            for update in updates:
-                working.consume(InboxUpdate(update.key, "done"))
-            await self._end(result, last=False)
-        self.run_id, self.invocation_id = mine
-        working.begin(self._stream)
 
     async def _refuse_answer(self, request_id: str) -> None:
         """Nothing waits for an answer that was written down while a turn was at work."""
@@ -624,15 +765,17 @@ class TurnTask:
         row = await self._core.store.inbox_get(session, cast("str", given.answer or given.key))
         if row is None:
             return None
-        if given.answer is None and row.payload != given.digest:
+        if given.answer is None and not is_same(row, given):
             raise IdempotencyConflictError(
                 "This idempotency key was used with another message or config: use a new key for a new input.",
                 session_id=session,
             )
-        if row.state != "done" or row.result is None:
-            return None
+        return self._result_in(row, session) if row.state == "done" and row.result is not None else None
+
+    def _result_in(self, row: InboxRow, session: str) -> TurnResult:
+        """What another turn, or this one in another process, has left for this input."""
         self.session_id = session
-        return TurnResult.from_json(msgspec.json.decode(row.result))
+        return TurnResult.from_json(msgspec.json.decode(cast("bytes", row.result)))
 
     # -- commits
 
@@ -659,7 +802,7 @@ class TurnTask:
 
     # -- ends
 
-    async def _close(self, done: Done, *, last: bool) -> TurnResult:
+    async def _close(self, done: Done) -> TurnResult:
         """The last unit is done: commit it, end the run, release the session."""
         working = self.working
         turn = working.turn
@@ -678,17 +821,17 @@ class TurnTask:
             usage = {model: one.usage for model, one in turn.usage.items()}
             self._shows(turn, await self._publication.accept(cast("FlowMachine", self._machine).parts(), usage))
             await self._close_record(turn, result)
-        return await self._end(result, last=last)
+        return await self._end(result)
 
     async def _close_record(self, turn: TurnRecord, result: TurnResult) -> None:
         """From here on the turn's result stands, whoever says so on the channel."""
         turn.phase = "closing"
         turn.result = result.to_json()
         self._closed = result
-        self.working.head.tip = newest_message(turn)
+        self.working.head.tip = turn.tip
         await self._commit(unit=result.success)
 
-    async def _end(self, result: TurnResult, *, last: bool) -> TurnResult:
+    async def _end(self, result: TurnResult) -> TurnResult:
         """End the run where there is a channel, and clear the turn record.
 
         The lease goes with it, unless there is something left to do.
@@ -696,17 +839,17 @@ class TurnTask:
         working, turn = self.working, self.working.turn
         if self._publication is not None:
             await self._publication.end(run_reason(result), result.error.message if result.error else "")
-        self._settle_input(turn, result)
+        self._settle_inputs(turn, result)
         working.head.turn = None
         ended = result.status != "running"
-        rules = cast("FlowMachine", self._machine).flow.memory.rules.values() if result.success else ()
-        due = [rule for rule in rules if due_for_compaction(working, rule)] if last and not ended else []
-        await self._commit(release=last and not due, unit=self._publication is None and result.success)
+        rules = cast("FlowMachine", self._machine).flow.memory.rules.values() if result.success and not ended else ()
+        due = [rule for rule in rules if due_for_compaction(working, rule)]
+        await self._commit(release=not due, unit=self._publication is None and result.success)
         stored = True
         if due:
             self._announce(result)
             stored = await self._compact(due)
-        if last and stored and not ended and result.success:
+        if stored and not ended and result.success:
             self._core.warm.put(self.session_id, working, self._hold.incarnation)
         return result
 
@@ -735,21 +878,26 @@ class TurnTask:
         self._stream.close()
         self.done.set()
 
-    def _settle_input(self, turn: TurnRecord, result: TurnResult) -> None:
-        """The input's row gets the result; one that failed for now may run again."""
-        for request in turn.answers:
-            self.working.consume(InboxUpdate(request, "done", msgspec.json.encode(result)))
-        if turn.key is None:
+    def _settle_inputs(self, turn: TurnRecord, result: TurnResult) -> None:
+        """The rows of what this turn answers get its result; an input whose turn failed for now may run again."""
+        working = self.working
+        for key in self._cancels:
+            working.consume(InboxUpdate(key, "done", b"true" if result.error else b"false"))
+        keys = [*turn.answers, *(steer.key for steer in turn.steers)]
+        if turn.key is not None:
+            keys.append(turn.key)
+        if not keys:
             return
+        data = msgspec.json.encode(result)
         again = result.error is not None and result.error.retryable
-        data = None if again else msgspec.json.encode(result)
-        self.working.consume(InboxUpdate(turn.key, "new" if again else "done", data))
+        for key in keys:
+            working.consume(InboxUpdate(key, "taken" if again and key == turn.key else "done", data))
 
-    async def _failed(self, error: Exception, *, keep_lease: bool = False) -> TurnResult:
+    async def _failed(self, error: Exception) -> TurnResult:
         """Roll back to the last committed unit, give every open call a result, say why, release."""
         self.error = error
         working = self.working
-        if isinstance(error, (StaleWriterError, SessionConflictError, FencedError)):
+        if isinstance(error, (StaleWriterError, SessionConflictError)):
             # Fenced out: whoever has the session now goes on from the last commit; nothing may be written here.
             self._hold.drop()
             return self._result_of(error)
@@ -765,12 +913,12 @@ class TurnTask:
             result = await self._roll_back(error, abort, None)
             # Without a channel what is left is one commit; else it may take its time, and recovery could do it too.
             scope.shield = self._publication is None
-            return await self._end_failed(result, error, last=not keep_lease)
+            return await self._end_failed(result, error)
         return self._result_of(error)
 
-    async def _end_failed(self, result: TurnResult | None, error: Exception, *, last: bool) -> TurnResult:
+    async def _end_failed(self, result: TurnResult | None, error: Exception) -> TurnResult:
         if result is not None:
-            return await self._end(result, last=last)
+            return await self._end(result)
         await self._hold.give_up()
         return self._closed or self._result_of(error)
 
@@ -889,14 +1037,18 @@ class TurnTask:
                     self.error = None
                     await self._hold.give_up()
                     return TurnResult.from_json(cast("JsonObject", self.working.turn.result))
-                if open_turn and self.working.turn.phase == "suspended":
+                if open_turn and self.working.turn.phase == "suspended" and not self._cancels:
                     await self._hold.give_up()  # it waits on; where it had just begun to, whoever recovers it says so
                     if self._closed is None:
                         return self._result_of(error)
                     self.error = None
                     return self._closed
-                if open_turn and self._hold.held and kind not in ("shutdown", "lost"):
-                    return await self._end_failed(await self._roll_back(error, False, kind), error, last=True)
+                if kind not in ("shutdown", "lost"):
+                    if open_turn and self.working.turn.phase == "suspended":
+                        await self._stand()
+                    if open_turn and self._hold.held:
+                        return await self._end_failed(await self._roll_back(error, False, kind), error)
+                    await self._door.leave(kind, reason)
                 await self._hold.give_up()
             except Exception as broken:  # noqa: BLE001 - reported; the turn is over either way
                 self._core.report("a cancelled turn could not be closed", broken, self.session_id)

@@ -451,6 +451,11 @@ class Working:
         self.head.workflow.current = stage
         self._sequence.append(SequenceEntry(stage, stamp(self.clock.time())))
 
+    @property
+    def has_updates(self) -> bool:
+        """Whether inbox rows are to be changed."""
+        return bool(self._inbox)
+
     def consume(self, update: InboxUpdate | InboxRow) -> None:
         """Change an inbox row with the next commit."""
         self._inbox.append(update)
@@ -499,12 +504,11 @@ class Working:
         if head.turn is not None:
             self.visit = head.turn.visit
 
-    def said(self) -> UserMessage | None:
-        """What the person said that the open turn answers."""
-        wanted = self.turn.input
-        for history in self.histories.values() if wanted is not None else ():
+    def said(self, message_id: str | None) -> UserMessage | None:
+        """What a person said, by the message's id."""
+        for history in self.histories.values() if message_id is not None else ():
             for message in reversed(history.messages):
-                if message.id == wanted and isinstance(message, UserMessage):
+                if message.id == message_id and isinstance(message, UserMessage):
                     return message
         return None
 

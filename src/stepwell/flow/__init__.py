@@ -1,7 +1,7 @@
 """Flow and Step: conversations whose transitions are owned by code, with one durable cursor."""
 
 from stepwell.flow._definition import FlowDefinition, StepDefinition
-from stepwell.flow._flow import Flow, StepTarget
+from stepwell.flow._flow import BusyPolicy, Flow, StepTarget
 from stepwell.flow._host import StepHost
 from stepwell.flow._memory import Conversation, FlowMemory, Memory, SummaryRule
 from stepwell.flow._returned import as_message, attach
@@ -11,6 +11,7 @@ from stepwell.flow._visit import Again, Decided, Decision, Reply, Visit, Wait, l
 
 __all__ = [
     "Again",
+    "BusyPolicy",
     "Conversation",
     "Decided",
     "Decision",

@@ -23,7 +23,16 @@ from stepwell.models import ModelSelection
 from stepwell.stage import BlockedResult, ErrorResult
 from stepwell.tools import ToolDefinition, ToolErrors
 
-__all__ = ["FLOW_HOOKS", "Flow", "StepTarget"]
+__all__ = ["FLOW_HOOKS", "BusyPolicy", "Flow", "StepTarget"]
+
+BusyPolicy: TypeAlias = Literal["queue", "reject", "interrupt", "steer"]
+"""What an input does while another turn has its session.
+
+`queue`: wait, first come first served, for at most `busy_timeout`. `reject`: fail with `SessionBusyError`. `interrupt`:
+cancel what runs and what waits, kind `superseded`, and take its place; what it committed stays, and what was said stays
+said. `steer`: be taken up by the running turn before its next model call, and have its result; where it makes no more,
+be a turn of its own.
+"""
 
 StepTarget: TypeAlias = "type[Step[Any, Any]] | str"
 StepT = TypeVar("StepT", bound="Step[Any, Any]")
@@ -61,8 +70,8 @@ class Flow:
     requires_user_message: bool = True
     parallel_tools: bool = False
     stream_partial_objects: bool = False
-    on_busy: Literal["queue", "reject"] = "queue"
-    """What a turn does while another has the session; a call may say otherwise."""
+    on_busy: BusyPolicy = "queue"
+    """What a turn does while another has the session, see `BusyPolicy`; a call may say otherwise."""
 
     busy_timeout: float = 60.0
     """Seconds a queued turn waits; a call may say otherwise."""

@@ -183,6 +183,20 @@ class OutRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     waits: bool = False
 
 
+class SteerRecord(msgspec.Struct, frozen=True):
+    """What was said while a turn ran.
+
+    Attributes:
+        key: Unique key of its inbox row.
+        message: Id of the user's message.
+        unit: Index of the unit whose reply answers it.
+    """
+
+    key: str
+    message: str
+    unit: int
+
+
 class TurnRecord(msgspec.Struct, omit_defaults=True):
     """The open turn: all that another process needs to go on with it.
 
@@ -196,7 +210,10 @@ class TurnRecord(msgspec.Struct, omit_defaults=True):
             where the turn failed in the next, that one too.
         result: See `phase`.
         parent: The message of the conversation that this turn's follows.
-        shown: Whether anything of this invocation's message was shown.
+        message: The message that the turn's output is part of; by default that of the invocation. One that follows what
+            was said meanwhile is another.
+        shown: Whether anything of that message was shown.
+        steers: What was said while it ran, and is part of it.
         follows: The message that this invocation's follows, where an earlier one of the run was suspended.
         unit: Index of the next unit.
         key: Unique key of the input's inbox row, if it has one.
@@ -218,7 +235,9 @@ class TurnRecord(msgspec.Struct, omit_defaults=True):
     outs: Sequence[OutRecord] = ()
     result: JsonObject | None = None
     parent: str | None = None
+    message: str | None = None
     shown: bool = False
+    steers: Sequence[SteerRecord] = ()
     unit: int = 0
     key: str | None = None
     input: str | None = None
@@ -230,6 +249,13 @@ class TurnRecord(msgspec.Struct, omit_defaults=True):
     tokens: int = 0
     usage: dict[str, ModelUsage] = msgspec.field(default_factory=dict[str, ModelUsage])
     expires: float | None = None
+
+    @property
+    def tip(self) -> str | None:
+        """The newest message of the conversation as far as this turn is concerned: what comes next follows it."""
+        if self.shown:
+            return self.message or self.invocation
+        return self.steers[-1].message if self.steers else self.follows or self.input or self.parent
 
 
 class SessionHead(msgspec.Struct, omit_defaults=True):
