@@ -71,6 +71,7 @@ class FlowMachine:
         self.flow._runtime = working  # pyright: ignore[reportPrivateUsage]
         self.visit: Visit | None = None
         self.restored = False
+        self.may_ask = True  # whether the next unit may be one that asks the model; else it runs its calls
         self._shown = cast("tuple[StreamMode, str, Decided]", None)
 
     async def build(self) -> None:
@@ -195,6 +196,7 @@ class FlowMachine:
             await checkpoint_if_cancelled()
         done = await self._apply(step, decided)
         self._show(mode, decided, done)
+        self.may_ask = decided.accepted is None or not decided.accepted.calls
         turn.unit += 1
         if turn.pending:
             turn.pending, turn.deferred = (), ()  # the answers are used, and what waited behind the results is in place

@@ -24,6 +24,7 @@ from stepwell.errors import (
     FencedError,
     IdempotencyConflictError,
     InvalidInputError,
+    LeaseHeldError,
     RaceError,
     SessionBusyError,
     SessionConflictError,
@@ -110,7 +111,7 @@ class TurnTask:
         self._writer: ChannelWriter | None = None
         self._publication: Publication | None = None
         self._closed: TurnResult | None = None  # what the turn came to, from its closing commit on
-        self._door = Door(core.store, self._hold, given)
+        self._waiting: Door | None = None  # where the session is busy
         self._superseded = False  # to be cancelled as soon as it has begun: an interrupt came while it waited
         self._cancels: list[str] = []  # rows of the requests that this turn is cancelled for
         self._steers: list[InboxRow] = []  # said while it runs, and not taken yet
@@ -233,10 +234,10 @@ class TurnTask:
         machine = cast("FlowMachine", self._machine)
         while True:
             self._hold.check()
-            if (self._units or self._steers) and machine.before_a_reply:
+            if self._units and machine.may_ask:
                 await self.look()
-                if self._steers:
-                    await self._take_steers()
+            if self._steers and machine.before_a_reply:
+                await self._take_steers()
             done = await machine.advance()
             if done is not None:
                 await machine.clean_up()
@@ -313,10 +314,14 @@ class TurnTask:
             await self._queue(target)
             if given.key and (seen := await self._stored(target)) is not None:
                 return seen
-            entered = await self._door.enter(target, self._core.warm.peek(target))
+            entered: Acquired | InboxRow
+            try:
+                entered = await self._hold.acquire(target, self._core.warm.peek(target), None)
+            except LeaseHeldError:
+                entered = await self._door.enter(target, self._core.warm.peek(target))
+                given = self._given = self._door.given
             if isinstance(entered, InboxRow):
                 return self._result_in(entered, target)
-            given = self._given = self._door.given
             await self._fence(target)
             head = await self._adopt(entered)
             if given.recovery:
@@ -350,6 +355,12 @@ class TurnTask:
             await self._commit(unit=False)
             await self._started()
             return None
+
+    @property
+    def _door(self) -> Door:
+        if self._waiting is None:
+            self._waiting = Door(self._core.store, self._hold, self._given)
+        return self._waiting
 
     async def _steer(self, session: str) -> bool:
         """Say it to the turn that runs in this process, if one does; wait until that one is over."""
@@ -460,7 +471,8 @@ class TurnTask:
 
     def _take(self, working: Working) -> Working:
         """This turn works on the session from now on."""
-        self._leave()
+        if self._attached:
+            self._leave()
         working.begin(self._stream)
         self.working, self._attached = working, True
         self.session_id = working.head.id
@@ -880,14 +892,14 @@ class TurnTask:
 
     def _settle_inputs(self, turn: TurnRecord, result: TurnResult) -> None:
         """The rows of what this turn answers get its result; an input whose turn failed for now may run again."""
+        if turn.key is None and not (self._cancels or turn.answers or turn.steers):
+            return
         working = self.working
         for key in self._cancels:
             working.consume(InboxUpdate(key, "done", b"true" if result.error else b"false"))
         keys = [*turn.answers, *(steer.key for steer in turn.steers)]
         if turn.key is not None:
             keys.append(turn.key)
-        if not keys:
-            return
         data = msgspec.json.encode(result)
         again = result.error is not None and result.error.retryable
         for key in keys:
@@ -1048,7 +1060,8 @@ class TurnTask:
                         await self._stand()
                     if open_turn and self._hold.held:
                         return await self._end_failed(await self._roll_back(error, False, kind), error)
-                    await self._door.leave(kind, reason)
+                    if self._waiting is not None:
+                        await self._waiting.leave(kind, reason)
                 await self._hold.give_up()
             except Exception as broken:  # noqa: BLE001 - reported; the turn is over either way
                 self._core.report("a cancelled turn could not be closed", broken, self.session_id)
