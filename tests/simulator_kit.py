@@ -19,10 +19,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from stepwell import Engine, Flow, Step, go, tool
+from stepwell import Engine, Flow, Step, SuspendRequest, go, suspend, tool
 from stepwell.channels import MemoryChannels
 from stepwell.engine import Committed, TurnEvent, UnitStarted
-from stepwell.errors import ChannelBusyError, ModelInvocationError, StoreBusyError
+from stepwell.errors import ChannelBusyError, ModelInvocationError, StoreBusyError, UnknownRequestError
 from stepwell.loop import CallPolicy
 from stepwell.messages import AssistantMessage, DirectMessage, ToolResult, UserMessage
 from stepwell.models import Finish, ModelEvent, ModelRequest, StopReason, TextDelta, ToolCallEnd, ToolCallStart
@@ -213,6 +213,23 @@ class Stage(Step[Any, Any]):
         self.merge_state({"looked": {str(n): True}})
         return f"seen {n}"
 
+    @tool(approval=True)
+    async def pay(self, n: int) -> str:
+        """Pay for something."""
+        await self.flow.world.point(_owner.get(), "tool")
+        self.flow.world.counts["paid"] += 1
+        return f"paid {n}"
+
+    @tool
+    async def fetch(self, n: int) -> Any:
+        """Let the client fetch something, in time."""
+        await self.flow.world.point(_owner.get(), "tool")
+        return suspend(SuspendRequest("client_tool", {"n": n}, 20.0 if n % 3 == 0 else None))
+
+    async def on_answer(self, request: Any, value: Any) -> Any:
+        await self.flow.world.point(_owner.get(), "hook")
+        return f"got {value}"
+
     def check_response(self, candidate: Any) -> bool:
         return "REJECT" in candidate.text
 
@@ -237,6 +254,8 @@ class Held(Stage):
 
 
 class SimFlow(Flow):
+    busy_timeout = 5.0
+
     @property
     def world(self) -> World:
         owner = _owner.get()
@@ -251,6 +270,10 @@ class SimFlow(Flow):
 
     def define_steps(self) -> list[Step[Any, Any]]:
         return [Live(self).use_memory("talk"), Held(self).use_memory("talk")]
+
+
+HOW = ("fine", "fine", "fine", "tools", "tools", "GO ", "REWRITE ", "REJECT ", "broken", "at once")
+HOW_IT_WAITS = ("fine", "tools", "tools", "tools", "GO ", "broken")
 
 
 class Model:
@@ -272,7 +295,7 @@ class Model:
         world.said += 1
         number = world.said
         tokens = [f"{number}.{i} " for i in range(rng.randint(1, 4))]
-        how = rng.choice(("fine", "fine", "fine", "tools", "tools", "GO ", "REWRITE ", "REJECT ", "broken", "at once"))
+        how = rng.choice(HOW_IT_WAITS if world.waits else HOW)
         if how == "at once":
             raise ModelInvocationError("The provider is away.", status=503)
         if how == "broken":
@@ -285,8 +308,9 @@ class Model:
         if how == "broken":
             raise ModelInvocationError("The connection broke.", status=None)
         if how == "tools":
-            for index in range(rng.randint(1, 2)):
-                yield ToolCallStart(index, f"c{number}-{index}", "look")
+            for index in range(rng.randint(1, 3 if world.waits else 2)):
+                name = rng.choice(("look", "pay", "fetch")) if world.waits else "look"
+                yield ToolCallStart(index, f"c{number}-{index}", name)
                 await world.point(self._owner, "token")
                 yield ToolCallEnd(index, {"n": number * 10 + index})
         yield Finish(stop=StopReason.TOOL_CALLS if how == "tools" else StopReason.COMPLETE)
@@ -296,11 +320,14 @@ class Model:
 
 
 class World:
-    """One schedule."""
+    """One schedule; `waits`: with tools that people and clients have to answer for."""
 
-    def __init__(self, seed: int, *, inputs: int = 2, calm_after: int = 300, faults: float = 0.02) -> None:
+    def __init__(
+        self, seed: int, *, inputs: int = 2, calm_after: int = 300, faults: float = 0.02, waits: bool = False
+    ) -> None:
         self.rng = random.Random(seed)
         self.seed = seed
+        self.waits = waits
         self.counts: Counter[str] = Counter()
         self.bad: list[str] = []
         self.said = 0
@@ -459,12 +486,34 @@ class World:
                 await self.clock.sleep(0.5)
                 continue
             result = await self.rng.choice(alive).ask(text, session)
-            if result is not None and not (result.error is not None and result.error.retryable):
+            error = result.error if result is not None else None
+            if error is not None and error.code == "session_suspended":
+                await self._answer(result.session_id)
+            elif result is not None and not (error is not None and error.retryable):
                 self._done[text] = result
-                if result.error is not None:
-                    self.bad.append(f"somebody was told {result.error.code}: {result.error.message}")
+                if error is not None:
+                    self.bad.append(f"somebody was told {error.code}: {error.message}")
+                if self.waits:  # it may wait now, or once somebody recovered it
+                    for session in list(self.store._sessions):
+                        await self._answer(session)
                 return
             await self.clock.sleep(1.0)
+
+    async def _answer(self, session: str) -> None:
+        """Answers whatever the session waits for, in any order, some of it twice, until it waits no more."""
+        while True:
+            head, _ = await self.store.load(session)
+            if head.turn is None:
+                return
+            asked = [one for one in head.turn.pending if one.state == "waiting"]
+            alive = [process for process in self.processes if not process.dead and process.ready]
+            if alive and asked and head.status == "suspended":
+                self.counts["answers"] += 1
+                one = self.rng.choice(asked)
+                value = self.rng.random() < 0.7 if one.kind == "approval" else self.said
+                answers = [self.rng.choice(alive).answer(session, one.id, value) for _ in range(self.rng.randint(1, 2))]
+                await asyncio.gather(*answers)
+            await self.clock.sleep(self.rng.choice((0.1, 1.0, 8.0)))
 
     def _join(self) -> None:
         client = Client(self, f"c{len(self.clients)}", next(iter(self.store._sessions)))
@@ -533,8 +582,10 @@ class World:
             headers = transport_headers(delivery.extras)
             if delivery.name in (Name.RUN_START, Name.RUN_END):
                 counts[f"{delivery.name} {headers[H.RUN_ID]}"] += 1
+            elif delivery.name in (Name.RUN_SUSPEND, Name.RUN_RESUME):
+                counts[f"{delivery.name} {headers[H.INVOCATION_ID]}"] += 1
             elif delivery.name == Name.INPUT:
-                counts[f"{delivery.name} {headers[H.CODEC_MESSAGE_ID]} {delivery.data}"] += 1
+                counts[f"{delivery.name} {headers[H.EVENT_ID]} {delivery.data}"] += 1
         return counts
 
 
@@ -577,6 +628,17 @@ class Process(Owner):
         await asyncio.wait({task, self.death}, return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
 
+    async def answer(self, session: str, request: str, value: Any) -> None:
+        """An answer; what came of it, whoever asks sees in the store."""
+        task = self.world.spawn(self, self.engine.answer(session, request, value))
+        await asyncio.wait({task, self.death}, return_when=asyncio.FIRST_COMPLETED)
+        if (
+            task.done()
+            and not task.cancelled()
+            and not isinstance(task.exception(), UnknownRequestError | StoreBusyError | None)
+        ):
+            self.world.bad.append(f"an answer was told {task.exception()!r}")
+
 
 class Client(Owner):
     """A client that watches a session's channel."""
@@ -612,7 +674,7 @@ class Client(Owner):
 
     def open_runs(self) -> list[str]:
         assert self.session is not None
-        return [run.run_id for run in self.session.view.runs if run.status == "active"]
+        return [run.run_id for run in self.session.view.runs if run.status in ("active", "suspended")]
 
 
 def _part(part: dict[str, Any]) -> Any:
@@ -642,7 +704,9 @@ async def document(store: MemoryStore, session: str) -> list[Any]:
                     found.append(("call", call.id, call.args, None))
             case ToolResult():
                 at = calls[message.call]
-                content = message.content["error"] if isinstance(message.content, dict) else message.content
+                content = message.content
+                if isinstance(content, dict) and not content.get("expired"):
+                    content = content.get("error")
                 found[at] = (*found[at][:3], content)
             case DirectMessage():
                 found.append(("text", message.text))

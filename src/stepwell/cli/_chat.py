@@ -8,17 +8,18 @@ import importlib
 import logging
 import signal
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from stepwell.engine import Engine, Turn, TurnResult
-from stepwell.errors import InvalidInputError, StepwellError
+from stepwell.engine import Engine, PendingRequest, Turn, TurnResult
+from stepwell.errors import InvalidInputError, StepwellError, UnknownRequestError
 from stepwell.flow import Flow
 from stepwell.models.providers import Providers
 
 from ._options import DEFAULT_STORE, Config, Debug, Json, Models, Session, Store, Target
+from ._pending import asked, pending_in, typed
 from ._screen import Screen
 from ._terminal import Terminal, UsageError, reconfigure
 
@@ -107,6 +108,7 @@ class Talk:
     def __post_init__(self) -> None:
         self._stage = ""
         self._failed = False
+        self._pending: Sequence[PendingRequest] = ()  # what the session waits for: the next lines answer it
         # A person types: the prompt belongs to them. Otherwise their lines are repeated, so that one can read along.
         self._typed = sys.stdin.isatty()
 
@@ -154,18 +156,20 @@ class Talk:
                 f"Session {session} belongs to flow {head['workflow']['id']}, not to {self.flow.id}.", "/session_id"
             )
         self.config = None
+        self._pending = pending_in(head)
         self._stage = str(head["workflow"].get("current", ""))
         if self.as_json:
             return
         self.terminal.line(f"Session {session} goes on in {self._stage}.", "dim")
         for speaker, text in (await conversation(engine.store, session))[-_RECENT:]:
             self.terminal.line(f"{speaker} > {text}", "dim")
+        self._ask()
 
     def _converse(self, runner: asyncio.Runner, engine: Engine) -> None:
         if not self.flow.requires_user_message and self.session is None and runner.run(self._turn(engine, None)):
             return
         for text in self._lines():
-            if runner.run(self._turn(engine, text)):
+            if runner.run(self._answer(engine, text) if self._pending else self._turn(engine, text)):
                 return
 
     def _lines(self) -> Iterator[str]:
@@ -211,7 +215,30 @@ class Talk:
         except InvalidInputError as error:  # such as a line that is too long: nothing happened
             self._fail(error.message)
             return False
+        return self._ended(result)
+
+    async def _answer(self, engine: Engine, text: str) -> bool:
+        """The answer to the first of what the session waits for; whether the conversation is over with it."""
+        request, session = self._pending[0], cast("str", self.session)
+        try:
+            result = await engine.answer(session, request.id, typed(request, text))
+        except UnknownRequestError as error:
+            self._fail(error.message)
+            result = await engine.recover(session)  # it expired: perhaps nothing is waited for any more
+        if not self.as_json and result.message:
+            self.terminal.out.print(f"{result.current} > ", style="bold cyan", end="")
+            self.terminal.line(result.message)
+        return self._ended(result)
+
+    def _ask(self) -> None:
+        """Ask for the first of what the session waits for."""
+        if self._pending and not self.as_json:
+            self.terminal.line(asked(self._pending[0]), "yellow")
+
+    def _ended(self, result: TurnResult) -> bool:
+        """What a turn came to; whether the conversation is over with it."""
         self.config = None
+        self._pending = result.pending
         self.session = result.session_id or self.session
         self._stage = result.current or self._stage
         self._failed = not result.success
@@ -223,6 +250,7 @@ class Talk:
             self.terminal.line(f"The session is {result.status}.", "dim")
         else:
             self.terminal.line()
+        self._ask()
         return result.status in ("completed", "aborted")
 
     async def _watch(self, turn: Turn) -> None:

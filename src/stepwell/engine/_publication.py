@@ -358,7 +358,7 @@ class Publication:
         return OutRecord(step=step, stage=self._stage, parts=parts, dirty=True, reason=reason, first=first)
 
     def stands(self, stage: str, mode: str) -> None:
-        """No unit was begun in this process: the turn stands in this stage."""
+        """Where the turn stands, until a unit begins."""
         self._stage, self._mode = stage, mode
 
     async def settle(self, last: WireMessage | None = None) -> None:

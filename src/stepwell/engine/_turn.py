@@ -427,7 +427,9 @@ class TurnTask:
         """The run of the open turn, on the channel."""
         if self._writer is None:
             return None
-        publication = self._core.publication(self._writer, self._hold, self.working.turn, taken_over=taken_over)
+        turn = self.working.turn
+        publication = self._core.publication(self._writer, self._hold, turn, taken_over=taken_over)
+        publication.stands(turn.visit.stage, self._given.definition.stream_mode(turn.visit.stage))
         self._publication = publication
         self.working.observer.add(publication)
         return publication
@@ -713,12 +715,9 @@ class TurnTask:
     async def _stand(self) -> None:
         """Be the run that waits, to end it."""
         working, turn = self.working, self.working.turn
-        machine = self._machine = FlowMachine(self._given.definition, working)
-        await machine.build()
+        self._machine = FlowMachine(self._given.definition, working)
         self.run_id, self.invocation_id = turn.run, turn.invocation
-        if (publication := self._publish(taken_over=False)) is not None:
-            step = machine.flow.get_step(turn.visit.stage)
-            publication.stands(step.id, step.stream_mode or machine.flow.stream_mode)
+        self._publish(taken_over=False)
 
     async def _refuse_answer(self, request_id: str) -> None:
         """Nothing waits for an answer that was written down while a turn was at work."""
@@ -959,6 +958,8 @@ class TurnTask:
                 # The same of a turn that was suspended; what is left to be said is said by whoever recovers it.
                 self.error = None
                 return None
+            if kind is None and isinstance(error, StepwellError) and error.retryable:
+                return None  # it could not go on for now: its answers are there, and whoever looks next goes on
             working.head.status = "running"
         if out is not None and any(out.step == one.step for one in turn.outs):
             out = None  # the same for its unit

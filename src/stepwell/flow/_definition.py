@@ -9,6 +9,7 @@ from stepwell.errors import FlowDefinitionError, LlmSetupError
 from stepwell.flow._flow import FLOW_HOOKS, Flow
 from stepwell.flow._memory import check_namespace
 from stepwell.flow._step import STEP_HOOKS, LogicStep, Step
+from stepwell.loop import StreamMode
 from stepwell.messages import JsonObject, JsonValue, Message
 from stepwell.models import LlmType, ModelSelection, ToolSchema
 from stepwell.models.providers import Providers
@@ -167,6 +168,11 @@ class FlowDefinition:
             for step in steps:
                 if not step.is_logic() and step.get_model_selection() != self.model:
                     self._check_model(step.get_model_selection(), step.id, providers)
+
+    def stream_mode(self, stage: str) -> StreamMode:
+        """How a stage streams, by its class; of one that is not there (any more), the flow's."""
+        found = next((cls for cls in self.steps if stage in (cls.id, *cls.aliases)), None)
+        return (found.stream_mode if found is not None else None) or self.cls.stream_mode
 
     def of(self, flow: Flow) -> Sequence[Step[Any, Any]]:
         """The registered steps of one of this class's flow objects.
