@@ -14,7 +14,7 @@ import pytest
 
 from simulator_kit import World
 from stepwell.channels import memory
-from stepwell.engine import _ids, _publication
+from stepwell.engine import _ids, _publication, _turn
 from stepwell.engine._hold import Hold
 from stepwell.engine._publication import Publication
 from stepwell.engine._turn import TurnTask
@@ -33,12 +33,14 @@ def _quiet() -> Generator[None]:
     logging.disable(logging.NOTSET)
 
 
-def play(count: int, first: int = 0, *, stop: bool = False) -> tuple[dict[int, list[str]], Counter[str]]:
+def play(
+    count: int, first: int = 0, *, stop: bool = False, waits: bool = False
+) -> tuple[dict[int, list[str]], Counter[str]]:
     """What went wrong, by seed, and how often things happened."""
     bad: dict[int, list[str]] = {}
     counts: Counter[str] = Counter()
     for seed in range(first, first + count):
-        world = World(seed).run()
+        world = World(seed, waits=waits).run()
         counts += world.counts
         if world.bad:
             bad[seed] = world.bad
@@ -54,6 +56,15 @@ def test_every_schedule_ends_with_what_is_stored_shown_once_on_every_client() ->
     # That it was no walk in the park.
     assert counts["crashes"] > SCHEDULES
     assert counts["lost answers"] > SCHEDULES / 4
+
+
+@pytest.mark.timeout(180)
+def test_every_turn_that_waits_gets_its_answers_and_ends() -> None:
+    """Approvals and tools of clients: answered in any order, some twice, expired, and in the middle of crashes."""
+    bad, counts = play(SCHEDULES // 2, waits=True)
+    assert not bad, f"seeds {sorted(bad)[:10]}: {next(iter(bad.values()))[0]}"
+    assert counts["answers"] > SCHEDULES
+    assert counts["paid"] > SCHEDULES / 2
 
 
 def test_a_seed_is_always_the_same_schedule() -> None:
@@ -167,6 +178,53 @@ def append_without_a_number(patch: pytest.MonkeyPatch) -> None:
         return await append(self, serial, *args, seq=applied + 1, epoch=epoch)
 
     patch.setattr(memory.MemoryChannel, "append", again)
+
+
+def rest_before_it_is_said(patch: pytest.MonkeyPatch) -> None:
+    """A turn that waits is stored as one before the channel shows it."""
+    commit = TurnTask._commit
+
+    async def early(self: TurnTask, **options: Any) -> None:
+        head = self.working.head
+        if head.turn is not None and head.turn.phase == "suspended":
+            head.status = "suspended"
+        await commit(self, **options)
+
+    patch.setattr(TurnTask, "_commit", early)
+
+
+def waiting_with_ids_of_its_own(patch: pytest.MonkeyPatch) -> None:
+    """What is said again of a run that waits or goes on has other ids than before."""
+    for name in ("run_suspend", "run_resume"):
+        make = getattr(_publication, name)
+
+        def made(*args: Any, make: Any = make, idempotency_id: str | None = None) -> Any:
+            return make(*args, idempotency_id=_ids.new_id())
+
+        patch.setattr(_publication, name, made)
+
+
+def forgotten_by_the_next_commit(patch: pytest.MonkeyPatch) -> None:
+    """The answers are dropped when the run goes on, not when the unit that uses them is committed."""
+    go_on = _turn.go_on
+
+    def early(turn: Any, *args: Any) -> None:
+        go_on(turn, *args)
+        turn.pending = ()
+
+    patch.setattr(_turn, "go_on", early)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "reverse",
+    [rest_before_it_is_said, waiting_with_ids_of_its_own, forgotten_by_the_next_commit],
+    ids=lambda reverse: reverse.__name__,
+)
+def test_a_rule_of_waiting_that_is_reversed_shows(reverse: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    reverse(monkeypatch)
+    bad, _ = play(TO_BREAK, stop=True, waits=True)
+    assert bad, f"{reverse.__name__}: {reverse.__doc__} Nobody would notice."
 
 
 @pytest.mark.timeout(180)
