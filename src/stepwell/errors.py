@@ -68,6 +68,8 @@ StepwellError
     └── FencedError                the channel was taken over by a newer epoch
 ```
 
+`NotDone` is none of these: handlers raise it, and nobody is given it.
+
 The numbers are those of the wire: `wire_code` of the error, and `error-code` of a run that ended with it.
 
 Every error has a stable `code` (snake case, part of the public API), `ids` (what it concerns) and `retryable`
@@ -118,6 +120,7 @@ __all__ = [
     "ModelTimeoutError",
     "NewerSchemaError",
     "NonJsonValueError",
+    "NotDone",
     "NotInActivityError",
     "OperationCancelledError",
     "OperatorError",
@@ -248,6 +251,14 @@ class CancelListenerError(AuthorError):
 
 class ToolTimeoutError(AuthorError):
     """A tool handler did not finish within its `timeout`."""
+
+
+class NotDone(Exception):
+    """Raise it in a tool handler to say that nothing happened outside, whatever was tried.
+
+    The model is told the text, whatever `on_error` says, as a result `not_run`, and the conversation goes on. The
+    handler's writes do not count. After a crash an effect that ended so may run again.
+    """
 
 
 class OperatorError(StepwellError):

@@ -11,7 +11,19 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Annotated, Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, cast, get_type_hints, overload
+from typing import (
+    Annotated,
+    Any,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    cast,
+    get_args,
+    get_type_hints,
+    overload,
+)
 from uuid import NAMESPACE_OID, uuid5
 
 import msgspec
@@ -27,6 +39,7 @@ from .outcomes import SuspendRequest
 __all__ = [
     "ArgumentsError",
     "Handler",
+    "OnUnknown",
     "ToolContext",
     "ToolDefinition",
     "ToolErrors",
@@ -37,6 +50,7 @@ __all__ = [
 ]
 
 ToolErrors: TypeAlias = Literal["raise", "report"]
+OnUnknown: TypeAlias = Literal["retry", "ask", "fail"]
 P = ParamSpec("P")
 S = TypeVar("S")
 R = TypeVar("R")
@@ -54,7 +68,7 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         call_id: The provider's id of the call.
         idempotency_key: Unique for ever; give it to systems that de-duplicate.
-        attempt: How often this call was started, from 1.
+        attempt: How often this call was started, from 1; higher after a crash in the middle of an effect.
         run_id: The run.
         deadline: Monotonic seconds of the engine's clock when the handler's time ends, or `None`.
         cancelled: Set when the call is cancelled or out of time; a handler in a thread should look at it.
@@ -108,6 +122,7 @@ class _Mark:
     on_error: ToolErrors | None
     timeout: float | None
     asks: Literal["approval", "client_tool"] | None = None
+    on_unknown: OnUnknown | None = None
 
 
 _Method: TypeAlias = Callable[Concatenate[S, P], R]
@@ -126,6 +141,8 @@ def tool(
     timeout: float | None = None,
     approval: bool = False,
     client: bool = False,
+    effect: bool = False,
+    on_unknown: OnUnknown | None = None,
 ) -> Callable[[_Method[S, P, R]], _Method[S, P, R]]: ...
 def tool(
     name: Any = None,
@@ -137,6 +154,8 @@ def tool(
     timeout: float | None = None,
     approval: bool = False,
     client: bool = False,
+    effect: bool = False,
+    on_unknown: OnUnknown | None = None,
 ) -> Any:
     """Make a method of a stage a tool: defined, exposed and handled by it.
 
@@ -150,6 +169,14 @@ def tool(
             the model is told.
         client: The client runs the tool: the method's body never runs, its signature and docstring describe the tool.
             The run suspends with a request of kind `client_tool`, whose answer is the call's result.
+        effect: The handler changes something outside that must not happen twice. That it is about to run, and how it
+            ended, is on disk before anything else happens; a call that ended is not run again, whatever crashes.
+        on_unknown: What becomes of an effect that was interrupted, so that nobody knows whether it happened. `retry`:
+            it runs again under the same key, which the system outside must recognise. `ask`: the run suspends with a
+            question, and the answer is the call's result. `fail`, the default: the model is told that it is unknown.
+
+    Raises:
+        FlowDefinitionError: `on_unknown` is none of these, or is given without `effect`.
 
     A plain (non-async) method runs in a worker thread. It returns an outcome, a stage class, or any JSON value,
     which is then the call's result.
@@ -162,26 +189,55 @@ def tool(
                 f"Tool {label} is to be approved and to run on the client: the client asks its person itself.",
                 tool=label,
             )
+        if effect and client:
+            raise FlowDefinitionError(
+                f"Tool {label} is to run on the client: what it does there is no effect of its handler.", tool=label
+            )
         asks: Literal["approval", "client_tool"] | None = "approval" if approval else "client_tool" if client else None
-        setattr(fn, _MARK, _Mark((label,), False, defined, description, on_error, timeout, asks))
+        policy = _on_unknown(label, effect, on_unknown)
+        setattr(fn, _MARK, _Mark((label,), False, defined, description, on_error, timeout, asks, policy))
         return fn
 
     return mark(name) if callable(name) else mark
 
 
+def _on_unknown(label: str, effect: bool, given: OnUnknown | None) -> OnUnknown | None:
+    """What becomes of an effect nobody knows the end of; `None`: it is no effect."""
+    if given is not None and given not in get_args(OnUnknown):
+        raise FlowDefinitionError(f"on_unknown of tool {label} is {', '.join(get_args(OnUnknown))}.", tool=label)
+    if given is not None and not effect:
+        raise FlowDefinitionError(
+            f"Tool {label} says on_unknown and is no effect: add effect=True, or drop on_unknown.", tool=label
+        )
+    return given or "fail" if effect else None
+
+
 def tools(
-    *names: str, on_error: ToolErrors | None = None, timeout: float | None = None
+    *names: str,
+    on_error: ToolErrors | None = None,
+    timeout: float | None = None,
+    effect: bool = False,
+    on_unknown: OnUnknown | None = None,
 ) -> Callable[[_Method[S, P, R]], _Method[S, P, R]]:
     """Handle exactly this set of tools when one reply calls all of them and no other (order and counts do not matter).
 
     The method gets `calls: Sequence[ToolCall]` (arguments validated where a definition allows it) and returns one
     outcome or JSON value for the whole batch. It wins over single handlers, never falls back, and exposes nothing.
+
+    The options are those of `tool`; as an effect it is one, under the key of the first call.
     """
     if not names:
         raise FlowDefinitionError("@tools needs the names of the tools that it handles together.")
 
     def mark(fn: _Method[S, P, R]) -> _Method[S, P, R]:
-        setattr(fn, _MARK, _Mark(tuple(sorted(set(names))), True, False, None, on_error, timeout))
+        policy = _on_unknown(", ".join(names), effect, on_unknown)
+        if policy == "ask":
+            raise FlowDefinitionError(
+                f'@tools({", ".join(map(repr, names))}) says on_unknown="ask": a question belongs to one call, so use '
+                '"retry" or "fail", or a @tool for each.',
+                tool=names[0],
+            )
+        setattr(fn, _MARK, _Mark(tuple(sorted(set(names))), True, False, None, on_error, timeout, on_unknown=policy))
         return fn
 
     return mark
@@ -204,6 +260,7 @@ class Handler:
         "name",
         "names",
         "on_error",
+        "on_unknown",
         "timeout",
     )
 
@@ -215,6 +272,7 @@ class Handler:
         self.on_error: ToolErrors | None = mark.on_error
         self.timeout = mark.timeout
         self.asks: Literal["approval", "client_tool"] | None = mark.asks
+        self.on_unknown = mark.on_unknown
         self.is_async = inspect.iscoroutinefunction(function)
         self._model: Any = None
         self._checks: dict[str, Schema] = {}
@@ -294,9 +352,9 @@ class Handler:
         return {} if self._context is None else {self._context: context}
 
 
-def request_id(call: ToolCall) -> str:
-    """Id of the request that a call waits for before it is run: it follows from the call, whoever asks."""
-    return uuid5(NAMESPACE_OID, call.key).hex
+def request_id(call: ToolCall, why: str = "") -> str:
+    """Id of the request that a call waits for before it is run (again): it follows from the call, whoever asks."""
+    return uuid5(NAMESPACE_OID, call.key + why).hex
 
 
 def _object(args: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from anyio import CancelScope
 
 from stepwell._clock import Clock
 from stepwell.errors import SessionConflictError, StaleWriterError, StoreError
-from stepwell.sessions import Acquired, Commit, Lease, SessionStore, encode_head
+from stepwell.sessions import Acquired, Commit, JournalRow, Lease, SessionStore, encode_head
 
 from ._warm import Warm
 from ._working import Working
@@ -46,6 +46,11 @@ class Hold:
     def held(self) -> bool:
         """Whether there is a lease, as far as this process knows."""
         return self._lease is not None
+
+    @property
+    def until(self) -> float:
+        """When the lease that is held runs out, on this process's clock, unless it is renewed."""
+        return self._until
 
     @property
     def epoch(self) -> int:
@@ -153,6 +158,24 @@ class Hold:
         if release:
             self._lease = None
         return revision
+
+    async def record(self, row: JournalRow) -> None:
+        """Write a journal row. Without an answer it is written again, which changes nothing, while the lease lasts.
+
+        Raises:
+            StaleWriterError: The lease is not ours any more, or ran out meanwhile.
+            StoreError: The store cannot do it.
+        """
+        while True:
+            lease = self.check()
+            try:
+                await self._store.journal_put(lease, row)
+                break
+            except StoreError as error:
+                if not error.retryable:
+                    raise
+                await self._clock.sleep(0.05)
+        self.check()
 
     async def _is_stored(self, commit: Commit, revision: int) -> bool:
         """Whether only the answer was lost: what is stored at the next revision is what we sent."""

@@ -187,6 +187,8 @@ class FlowMachine:
         else:
             turn.hops = 0
             if kind == "tools":
+                if working.journal.unread:
+                    await working.journal.load(calls)
                 decided = await visit.tools(calls, answers_to(turn) if turn.pending else None)
             elif kind == "run":
                 decided = await self._run(step, visit)
@@ -195,6 +197,8 @@ class FlowMachine:
         if working.cancelled.is_set():
             await checkpoint_if_cancelled()
         done = await self._apply(step, decided)
+        if calls:
+            working.journal.settle(calls)
         self._show(mode, decided, done)
         self.may_ask = decided.accepted is None or not decided.accepted.calls
         turn.unit += 1

@@ -34,8 +34,9 @@ from stepwell.errors import (
     TurnCancelledError,
 )
 from stepwell.flow import SummaryRule
-from stepwell.loop import Batch
+from stepwell.loop import NOT_RUN, Batch, nobody_knows
 from stepwell.messages import JsonObject, ToolCall, ToolResult, UserMessage
+from stepwell.outcomes import Suspend
 from stepwell.sessions import (
     Acquired,
     InboxRow,
@@ -56,6 +57,7 @@ from ._events import Committed, TurnFinished, TurnStarted, TurnSuspended
 from ._ids import new_id, session_id_from
 from ._inbox import Door, cancel_of, input_of, is_same, waiting_before
 from ._inputs import TurnInput, recovery_of
+from ._journal import Journal
 from ._machine import Done, FlowMachine, Suspended
 from ._result import TurnResult, failure_of, wrap
 from ._shape import result_part
@@ -476,6 +478,7 @@ class TurnTask:
         if self._attached:
             self._leave()
         working.begin(self._stream)
+        working.journal = Journal(working, self._hold, self._core.report)
         self.working, self._attached = working, True
         self.session_id = working.head.id
         self._core.running[self.session_id] = self
@@ -495,6 +498,7 @@ class TurnTask:
         warm = core.warm.take(session)
         if acquired.head is None and warm is not None:
             head = self._take(warm.working).head
+            warm.working.journal.unread = head.turn is not None
             self._check_flow(head)
             return head
         head = acquired.head
@@ -508,6 +512,7 @@ class TurnTask:
                 head, flow=cls.id, version=cls.schema_version, migrations=cls.migrations, aliases=cls.aliases
             )
         working = self._take(Working(head, self._core))
+        working.journal.unread = head.turn is not None
         await working.load()
         return head
 
@@ -966,9 +971,12 @@ class TurnTask:
         stage = turn.visit.stage
         results: list[ToolResult] = []
         for ns, history in working.histories.items():
-            for call in history.open:
+            calls = history.open
+            await working.journal.load(calls)
+            for call in calls:
                 results.append(self._result_of_call(call, batch, turn))
                 working.add_message(ns, stage, results[-1])
+            working.journal.settle(calls)
         failure = failure_of(error)
         working.log(
             "info" if kind else "error",
@@ -998,14 +1006,24 @@ class TurnTask:
             if ran.scope is not None:
                 self.working.apply(ran.scope)
             return ran.result
+        recorded = self.working.journal.recorded(call)
+        state = recorded.state if recorded else None
+        if recorded is not None and state == "done" and not isinstance(recorded.outcome, Suspend):
+            if recorded.scope is not None:
+                self.working.apply(recorded.scope)
+            return ToolResult(call=call.id, name=call.name, content=recorded.content)
+        if state in ("intent", "unknown"):
+            return self._unknown(call)
         if (batch and call.id in batch.waiting) or any(one.call == call.id for one in turn.pending):
             text = "The turn ended before the answer came that this call waited for."
             return ToolResult(call=call.id, name=call.name, content={"error": text}, outcome="not_run")
         if batch is not None and call.id in batch.started:
-            text = "The turn ended while this call was running: whether it had an effect is unknown. Do not repeat it."
-            return ToolResult(call=call.id, name=call.name, content={"error": text}, outcome="unknown")
-        text = "The turn ended before this call was run."
-        return ToolResult(call=call.id, name=call.name, content={"error": text}, outcome="not_run")
+            return self._unknown(call)
+        return ToolResult(call=call.id, name=call.name, content=NOT_RUN, outcome="not_run")
+
+    def _unknown(self, call: ToolCall) -> ToolResult:
+        content = nobody_knows("The turn ended while this call was running")
+        return ToolResult(call=call.id, name=call.name, content=content, outcome="unknown")
 
     def _result_of(self, error: Exception, turn: TurnRecord | None = None) -> TurnResult:
         known = self.working if self._attached and self.working.head.revision else None

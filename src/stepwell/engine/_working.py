@@ -32,6 +32,7 @@ from stepwell.sessions import (
     Commit,
     InboxRow,
     InboxUpdate,
+    JournalRow,
     LogEntry,
     MemoryHead,
     ModelUsage,
@@ -46,6 +47,7 @@ from ._stream import TurnStream
 
 if TYPE_CHECKING:
     from ._core import Core
+    from ._journal import Journal
 
 __all__ = ["History", "Scope", "Working"]
 
@@ -174,6 +176,7 @@ class Working:
         self.histories: dict[str, History] = {}
         self.observer = TurnStream()
         self.visit: VisitState = cast("VisitState", None)
+        self.journal = cast("Journal", None)
         self.run_id = ""
         self.step_id = ""
         self.cancelled = _NEVER
@@ -185,6 +188,8 @@ class Working:
         self._log: list[LogEntry] = []
         self._inbox: list[InboxUpdate | InboxRow] = []
         self._spent: list[tuple[str, Usage | None]] = []
+        self._journal_cleared: str | None = None
+        self._journal_kept: Sequence[JournalRow] = ()
 
     def begin(self, observer: TurnStream) -> None:
         """A turn starts on this session."""
@@ -431,9 +436,20 @@ class Working:
         history = self.histories.get(ns)
         return history.open if history is not None and history.check.open else ()
 
+    def staged(self, writes: Sequence[tuple[Any, ...]], after: CallScope | None) -> Scope:
+        """The scope of a call that ended in another process, with what it wrote."""
+        scope = Scope(self, cast("Scope | None", after))
+        with scope.active():
+            self._write(writes)
+        scope.close()
+        return scope
+
     def apply(self, scope: CallScope) -> None:
         """See `UnitRuntime`."""
-        for op in cast("Scope", scope).ops:
+        self._write(cast("Scope", scope).ops)
+
+    def _write(self, writes: Sequence[tuple[Any, ...]]) -> None:
+        for op in writes:
             match op:
                 case ("state", stage, kind, value):
                     self.write_state(stage, kind, value)
@@ -460,6 +476,10 @@ class Working:
         """Change an inbox row with the next commit."""
         self._inbox.append(update)
 
+    def clear_journal(self, prefix: str, kept: Sequence[JournalRow]) -> None:
+        """Drop the journal rows whose keys begin so, all but these, with the next commit."""
+        self._journal_cleared, self._journal_kept = prefix, kept
+
     def commit(self, *, release: bool = False) -> Commit:
         """All that happened since the last one."""
         self.head.saved_at = stamp(self.clock.time())
@@ -470,6 +490,8 @@ class Working:
             sequence=self._sequence,
             log=self._log,
             inbox=self._inbox,
+            clear_journal=self._journal_cleared,
+            journal=self._journal_kept,
             release=release,
         )
 
@@ -488,6 +510,8 @@ class Working:
             self._inbox = []
         if self._spent:
             self._spent = []
+        if self._journal_cleared is not None:
+            self._journal_cleared, self._journal_kept = None, ()
 
     async def forget(self) -> None:
         """Roll back to the last commit; usage and log lines of what failed stay."""

@@ -64,9 +64,12 @@ class StepDefinition:
                     stage=self.id,
                     tool=name,
                 )
+            if handler.on_unknown is not None:
+                self._check_effect(name, flow)
         for handler in self.table.sets.values():
             for name in handler.names:
-                if name in self.table.handlers and self.table.handlers[name].asks is not None:
+                single = self.table.handlers.get(name)
+                if single is not None and single.asks is not None:
                     raise FlowDefinitionError(
                         f"{self.id}.{handler.name} handles tool {name} together with others, which would run it "
                         "without asking: a tool with approval or client is handled alone.",
@@ -74,6 +77,16 @@ class StepDefinition:
                         stage=self.id,
                         tool=name,
                     )
+                if single is not None and single.on_unknown is not None and handler.on_unknown is None:
+                    raise FlowDefinitionError(
+                        f"{self.id}.{handler.name} handles tool {name} together with others and is no effect, but "
+                        f"{name} alone is: add effect=True to @tools.",
+                        flow=flow,
+                        stage=self.id,
+                        tool=name,
+                    )
+                if handler.on_unknown is not None:
+                    self._check_effect(name, flow)
                 if name not in self.tools:
                     raise FlowDefinitionError(
                         f"{self.id}.{handler.name} handles tool {name}, which nobody defines.",
@@ -82,6 +95,17 @@ class StepDefinition:
                         tool=name,
                     )
             handler.check_by({name: self.tools[name][0] for name in handler.names})
+
+    def _check_effect(self, name: str, flow: str) -> None:
+        if "run" in self.hooks:
+            raise FlowDefinitionError(
+                f"Tool {name} of {self.id} is an effect, and {self.id} overrides run: its whole visit is one unit, so "
+                "after a crash the model is asked again, and nobody could tell which calls have run. Prepare state in "
+                "on_visit instead.",
+                flow=flow,
+                stage=self.id,
+                tool=name,
+            )
 
     def _exposed(self, name: str, flow: str) -> ToolSchema:
         if name not in self.tools:

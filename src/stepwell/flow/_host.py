@@ -46,6 +46,7 @@ class StepHost:
         self.step_id = runtime.step_id
         self.conversation = runtime.session_id
         self.cancelled = runtime.cancelled
+        self.journal = runtime.journal
         self.gateway = runtime.gateway
         self.spent = runtime.spent
         self.add_usage = runtime.add_usage

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from stepwell._clock import Clock
 from stepwell._signal import CancelSignal
-from stepwell.loop import Alarm, CallScope, LoopObserver, VisitState
+from stepwell.loop import Alarm, CallScope, EffectJournal, LoopObserver, VisitState
 from stepwell.messages import JsonObject, JsonValue, Message, ToolCall, Usage
 from stepwell.models import LlmType, ModelGateway, ModelSelection
 
@@ -136,6 +136,11 @@ class UnitRuntime(Runtime, Protocol):
     @property
     def cancelled(self) -> CancelSignal:
         """Set once the turn is cancelled."""
+        ...
+
+    @property
+    def journal(self) -> EffectJournal:
+        """See `LoopHost.journal`."""
         ...
 
     def with_summary(self, ns: str, prompt: str | None) -> str | None:

@@ -1,8 +1,28 @@
 """The model/tool loop and the failure policy. Knows gateways, tools and hooks; nothing of stores, channels or flows."""
 
-from stepwell.loop._batch import Answer, Batch, BatchResult, Ran, Waiting, requests_of, verdict_of
+from stepwell.loop._batch import (
+    NOT_RUN,
+    Answer,
+    Batch,
+    BatchResult,
+    Ran,
+    Waiting,
+    nobody_knows,
+    requests_of,
+    verdict_of,
+)
 from stepwell.loop._contexts import LlmAttemptErrorContext, LlmBlockedContext, LlmErrorContext, Rejection
-from stepwell.loop._host import CallScope, LoopHost, LoopObserver, StreamMode, Verdict, VisitState
+from stepwell.loop._host import (
+    CallScope,
+    EffectJournal,
+    EffectState,
+    LoopHost,
+    LoopObserver,
+    Recorded,
+    StreamMode,
+    Verdict,
+    VisitState,
+)
 from stepwell.loop._policy import (
     DEFAULT_POLICY,
     NO_OVERRIDE,
@@ -19,6 +39,7 @@ from stepwell.loop._watch import Alarm, Watchdog
 
 __all__ = [
     "DEFAULT_POLICY",
+    "NOT_RUN",
     "NO_OVERRIDE",
     "UNSET",
     "Accepted",
@@ -30,6 +51,8 @@ __all__ = [
     "CallPolicy",
     "CallPolicyOverride",
     "CallScope",
+    "EffectJournal",
+    "EffectState",
     "EmptyPolicy",
     "LlmAttemptErrorContext",
     "LlmBlockedContext",
@@ -38,6 +61,7 @@ __all__ = [
     "LoopObserver",
     "RaiseCap",
     "Ran",
+    "Recorded",
     "Rejection",
     "StreamMode",
     "Terminal",
@@ -46,6 +70,7 @@ __all__ = [
     "VisitState",
     "Waiting",
     "Watchdog",
+    "nobody_knows",
     "requests_of",
     "run_round",
     "verdict_of",

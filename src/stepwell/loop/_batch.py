@@ -11,14 +11,37 @@ import anyio.to_thread
 import msgspec
 from anyio import CancelScope
 
-from stepwell.errors import ConflictingOutcomesError, HandlerError, InvalidOutcomeError, StepwellError, ToolTimeoutError
+from stepwell.errors import (
+    ConflictingOutcomesError,
+    HandlerError,
+    InvalidOutcomeError,
+    NotDone,
+    RaceError,
+    StepwellError,
+    StoreError,
+    ToolTimeoutError,
+)
 from stepwell.messages import JsonObject, JsonValue, ToolCall, ToolResult
 from stepwell.outcomes import Outcome, Stay, Suspend, SuspendRequest
-from stepwell.tools import ArgumentsError, Handler, ToolContext, ToolDefinition, ToolErrors
+from stepwell.tools import ArgumentsError, Handler, ToolContext, ToolDefinition, ToolErrors, request_id
 
-from ._host import CallScope, LoopHost
+from ._host import CallScope, LoopHost, Recorded
 
-__all__ = ["Answer", "Batch", "BatchResult", "Ran", "Waiting", "requests_of", "verdict_of"]
+__all__ = [
+    "NOT_RUN",
+    "Answer",
+    "Batch",
+    "BatchResult",
+    "Ran",
+    "Waiting",
+    "nobody_knows",
+    "requests_of",
+    "verdict_of",
+]
+
+NOT_RUN: JsonValue = {"error": "The turn ended before this call was run."}
+
+_DID_IT_HAPPEN = "This call was interrupted, and nobody knows whether it had its effect. What came of it?"
 
 _Found: TypeAlias = tuple[Handler, ToolDefinition | None] | None
 
@@ -163,6 +186,9 @@ class Batch(msgspec.Struct):
         answer = self.answers.get(call.id)
         if answer is not None and not _goes_on(answer, call, found):
             return await self._answered(call, answer, found, after)
+        before = host.journal.recorded(call, after)
+        if before is not None and (ran := self._known(call, before, found[0] if found else None)) is not None:
+            return ran
         if found is None:
             if host.exposes(call.name):
                 # A set of tools that one handler serves: the model called only some of them, or others besides.
@@ -173,7 +199,7 @@ class Batch(msgspec.Struct):
         handler, definition = found
         on_error = handler.on_error or (definition.on_error if definition else None) or host.tool_errors
         timeout = handler.timeout or (definition.timeout if definition else None)
-        context = self._context(call, timeout)
+        context = self._context(call, before)
         try:
             arguments = handler.arguments(call, context)
         except ArgumentsError as error:
@@ -182,17 +208,7 @@ class Batch(msgspec.Struct):
             return self._failed(call, error, on_error)
         if answer is None and (request := handler.request(call)) is not None:
             return self._wait(Waiting(call, Suspend(request)))
-        scope = host.open_call(call, after)
-        self._start(call)
-        value: Any = None
-        try:
-            value = await self._invoke(handler, arguments, scope, context, timeout, call.name)
-            outcome, content = self._outcome(value, call.name)
-        except Exception as error:  # noqa: BLE001 - recorded with the call; `run` raises it where that is asked for
-            return self._failed(call, error, on_error, value)
-        finally:
-            scope.close()
-        return self._ended(call, outcome, content, scope)
+        return await self._perform((call,), handler, arguments, context, timeout, on_error, after)
 
     async def _answered(self, call: ToolCall, answer: Answer, found: _Found, after: CallScope | None) -> Ran | Waiting:
         """A call that waited: its answer gives the result, and the handler does not run (again)."""
@@ -212,17 +228,93 @@ class Batch(msgspec.Struct):
             with scope.active():
                 value = await host.on_answer(request, answer.value)
             outcome, content = self._outcome(value, call.name)
-        except Exception as error:  # noqa: BLE001 - as in `_one`
+        except Exception as error:  # noqa: BLE001 - as in `_perform`
             return self._failed(call, error, on_error, value)
         finally:
             scope.close()
         return self._ended(call, outcome, content, scope)
 
+    async def _perform(
+        self,
+        calls: Sequence[ToolCall],
+        handler: Handler,
+        arguments: Mapping[str, Any],
+        context: ToolContext,
+        timeout: float | None,
+        on_error: ToolErrors,
+        after: CallScope | None,
+        given: Sequence[ToolCall] | None = None,
+    ) -> Ran | Waiting:
+        """Run a body for one call, or for all of a set (`given`: with their arguments checked), whose first it is then.
+
+        An effect is on disk before it begins, and its end before anything else happens.
+        """
+        host, call, attempt = self.host, calls[0], context.attempt
+        effect = handler.on_unknown is not None
+        if effect:
+            try:
+                await host.journal.intend(calls, attempt)
+            except (RaceError, StoreError) as error:
+                return self._done(Ran(call, host.result(call, NOT_RUN, "not_run"), Stay(), None, error))
+        scope = host.open_call(call, after)
+        for one in calls:
+            self._start(one)
+        value: Any = None
+        try:
+            value = await self._invoke(handler, arguments, scope, context, timeout, call.name, given)
+            outcome, content = self._outcome(value, call.name)
+            if given is not None and isinstance(outcome, Suspend):
+                raise InvalidOutcomeError(
+                    f"The @tools handler of {call.name} in stage {host.stage_id} returned suspend: a request belongs "
+                    "to one call, so let a @tool handler of one of them ask.",
+                    stage=host.stage_id,
+                    tool=call.name,
+                )
+        except BaseException as error:  # recorded with the call; `run` raises it where that is asked for
+            if effect:
+                state = "refused" if isinstance(error, NotDone) else "unknown"
+                await host.journal.ended(calls, Recorded(state, attempt))
+            if not isinstance(error, Exception):
+                raise
+            return self._failed(call, error, on_error, value, effect=effect)
+        finally:
+            scope.close()
+        # Known from here on, also to whoever closes the turn if it is cancelled meanwhile.
+        ended = self._ended(call, outcome, content, scope)
+        if effect:
+            await host.journal.ended(calls, Recorded("done", attempt, content, outcome, scope))
+        return ended
+
+    def _known(self, call: ToolCall, before: Recorded, handler: Handler | None) -> Ran | Waiting | None:
+        """What came of an effect that was begun before, perhaps by a process that died; `None`: it runs (again)."""
+        if before.state == "done":
+            return self._ended(call, before.outcome, before.content, before.scope)
+        policy = (handler.on_unknown if handler else None) or "fail"
+        if before.state == "refused" or policy == "retry":
+            return None
+        if policy == "ask":
+            payload = {"tool": call.name, "args": call.args, "question": _DID_IT_HAPPEN}
+            return self._wait(Waiting(call, Suspend(SuspendRequest("question", payload, id=request_id(call, "?")))))
+        content = nobody_knows("This call was interrupted")
+        return self._done(Ran(call, self.host.result(call, content, "unknown"), Stay()))
+
     async def _together(self, handler: Handler) -> None:
         """One handler for all calls: one outcome, one result each."""
+        await self._first(handler)
+        first = self.finished[self.calls[0].id].result
+        for call in self.calls:
+            if call.id not in self.finished:
+                # One outcome for all: the first call carries it, or what it attaches would count once per call.
+                self._done(Ran(call, self.host.result(call, first.content, first.outcome), Stay()))
+
+    async def _first(self, handler: Handler) -> None:
+        """What the first call of a set came to, and with it all others."""
         host = self.host
         first = self.calls[0]
-        context = self._context(first, handler.timeout)
+        before = host.journal.recorded(first)
+        if before is not None and self._known(first, before, handler) is not None:
+            return
+        context = self._context(first, before)
         calls: list[ToolCall] = []
         for call in self.calls:
             single = host.handler(call.name)
@@ -238,40 +330,17 @@ class Batch(msgspec.Struct):
             for call in calls:
                 self._refuse(call, "Not run: another call of the same reply has wrong arguments.")
             return
-        scope = host.open_call(first, None)
-        for call in self.calls:
-            self._start(call)
         arguments = handler.batch_arguments(context)
-        value: Any = None
-        try:
-            value = await self._invoke(handler, arguments, scope, context, handler.timeout, first.name, calls)
-            outcome, content = self._outcome(value, first.name)
-            if isinstance(outcome, Suspend):
-                raise InvalidOutcomeError(
-                    f"The @tools handler of {first.name} in stage {host.stage_id} returned suspend: a request belongs "
-                    "to one call, so let a @tool handler of one of them ask.",
-                    stage=host.stage_id,
-                    tool=first.name,
-                )
-        except Exception as error:  # noqa: BLE001 - as in `_one`
-            for index, call in enumerate(self.calls):
-                self._failed(call, error, handler.on_error or host.tool_errors, None if index else value)
-            return
-        finally:
-            scope.close()
-        for index, call in enumerate(self.calls):
-            result = host.result(call, content, "ok")
-            # One outcome for all: the first call carries it, or what it attaches would count once per call.
-            self._done(Ran(call, result, outcome, scope) if index == 0 else Ran(call, result, Stay()))
+        on_error = handler.on_error or host.tool_errors
+        await self._perform(self.calls, handler, arguments, context, handler.timeout, on_error, None, calls)
 
-    def _context(self, call: ToolCall, timeout: float | None) -> ToolContext:
-        host = self.host
+    def _context(self, call: ToolCall, before: Recorded | None) -> ToolContext:
         return ToolContext(
             call_id=call.id,
             idempotency_key=call.key,
-            run_id=host.run_id,
-            deadline=None if timeout is None else host.clock.monotonic() + timeout,
-            progress=partial(host.observer.tool_progress, call),
+            run_id=self.host.run_id,
+            attempt=1 if before is None else before.attempt + 1,
+            progress=partial(self.host.observer.tool_progress, call),
         )
 
     async def _invoke(
@@ -288,11 +357,14 @@ class Batch(msgspec.Struct):
         body: Callable[..., Any] = partial(self.host.bound(handler), *(() if calls is None else (calls,)), **arguments)
         try:
             with scope.active():
-                if timeout is None or context.deadline is None:
+                if timeout is None:
                     return await self._body(handler, body)
+                # Its time begins here, and not while an effect's intent is on its way to the disk.
+                deadline = self.host.clock.monotonic() + timeout
+                msgspec.structs.force_setattr(context, "deadline", deadline)
                 # A scope, which a handler may shield itself from and cannot swallow: it is anybody's code.
                 with CancelScope() as limit:
-                    timer = self.host.clock.call_at(context.deadline, limit.cancel)
+                    timer = self.host.clock.call_at(deadline, limit.cancel)
                     try:
                         return await self._body(handler, body)
                     finally:
@@ -318,14 +390,20 @@ class Batch(msgspec.Struct):
         outcome = self.host.outcome(value, name)
         return outcome, "ok" if outcome.feedback is None else outcome.feedback
 
-    def _failed(self, call: ToolCall, error: Exception, on_error: ToolErrors, value: Any = None) -> Ran:
+    def _failed(
+        self, call: ToolCall, error: Exception, on_error: ToolErrors, value: Any = None, *, effect: bool = False
+    ) -> Ran:
         """A call that failed. Of what it returned, if it did, only the cleanup counts."""
+        if isinstance(error, NotDone):
+            text = f"Nothing was done: {error}" if str(error) else "Nothing was done."
+            return self._done(Ran(call, self.host.result(call, {"error": text}, "not_run"), Stay()))
         if isinstance(error, InvalidOutcomeError):
             on_error = "raise"
         text = f"The tool failed: {type(error).__name__}"
         if on_error == "report" and str(error):
             text += f": {error}"
-        result = self.host.result(call, {"error": text}, "error")
+        content = nobody_knows(text) if effect else {"error": text}
+        result = self.host.result(call, content, "unknown" if effect else "error")
         raised: Exception | None = None
         if on_error == "raise":
             raised = error if isinstance(error, StepwellError) else self._wrapped(call, error)
@@ -350,7 +428,7 @@ class Batch(msgspec.Struct):
         self.started.add(call.id)
         self.host.observer.tool_started(call)
 
-    def _ended(self, call: ToolCall, outcome: Outcome, content: JsonValue, scope: CallScope) -> Ran | Waiting:
+    def _ended(self, call: ToolCall, outcome: Outcome, content: JsonValue, scope: CallScope | None) -> Ran | Waiting:
         if isinstance(outcome, Suspend):
             return self._wait(Waiting(call, outcome, scope))
         return self._done(Ran(call, self.host.result(call, content, "ok"), outcome, scope))
@@ -363,6 +441,11 @@ class Batch(msgspec.Struct):
         self.finished[ran.call.id] = ran
         self.host.observer.tool_finished(ran.call, ran.result)
         return ran
+
+
+def nobody_knows(why: str) -> JsonObject:
+    """What the model is told of a call that may have had its effect, or not: never that it may try again."""
+    return {"error": f"{why.removesuffix('.')}. Whether it had an effect is unknown. Do not repeat it."}
 
 
 def _with_args(call: ToolCall, values: Mapping[str, Any]) -> ToolCall:

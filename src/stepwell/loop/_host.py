@@ -6,24 +6,41 @@ from collections.abc import Awaitable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, TypeAlias
 
+import msgspec
+
 from stepwell._clock import Clock
 from stepwell._signal import CancelSignal
-from stepwell.messages import JsonObject, JsonValue, Message, ToolCall, ToolResult, Usage
+from stepwell.messages import JsonObject, JsonValue, Message, ToolCall, ToolOutcome, ToolResult, Usage
 from stepwell.models import Candidate, ModelGateway, ModelSelection, ToolSchema
-from stepwell.outcomes import Outcome, SuspendRequest
+from stepwell.outcomes import Outcome, Stay, SuspendRequest
 from stepwell.tools import Handler, ToolDefinition, ToolErrors
 
 from ._contexts import LlmAttemptErrorContext, LlmBlockedContext, LlmErrorContext
 from ._policy import CallPolicy
 from ._watch import Alarm
 
-__all__ = ["CallScope", "LoopHost", "LoopObserver", "StreamMode", "Verdict", "VisitState"]
+__all__ = [
+    "CallScope",
+    "EffectJournal",
+    "EffectState",
+    "LoopHost",
+    "LoopObserver",
+    "Recorded",
+    "StreamMode",
+    "Verdict",
+    "VisitState",
+]
 
 StreamMode: TypeAlias = Literal["live", "held", "off"]
 Verdict: TypeAlias = Literal[
     "accepted", "thrown", "blocked", "empty", "truncated_tool_call", "malformed_tool_call", "schema", "check_response",
     "cancelled",
 ]  # fmt: skip
+
+
+EffectState: TypeAlias = Literal["intent", "done", "refused", "unknown"]
+"""`intent`: it is about to run, or does. `done`: it ended, with this result. `refused`: nothing happened. `unknown`: it
+broke off, and nobody knows what happened."""
 
 
 class LoopObserver(Protocol):
@@ -92,6 +109,45 @@ class CallScope(Protocol):
 
     def close(self) -> None:
         """The call is over: later writes (of a thread that goes on) are refused."""
+        ...
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """What is on disk of a call with an effect.
+
+    Attributes:
+        state: How far it came.
+        attempt: How often it was started.
+        content: What the model is told, of one that is `done`.
+        outcome: What the handler returned, without its cleanup.
+        scope: Its staged writes.
+    """
+
+    state: EffectState
+    attempt: int = 1
+    content: JsonValue = None
+    outcome: Outcome = Stay()
+    scope: CallScope | None = None
+
+
+class EffectJournal(Protocol):
+    """What is on disk of effects: written on its own, before the batch's commit and whether or not that comes."""
+
+    def recorded(self, call: ToolCall, after: CallScope | None = None) -> Recorded | None:
+        """What is known of a call. Its writes read what `after` staged."""
+        ...
+
+    async def intend(self, calls: Sequence[ToolCall], attempt: int) -> None:
+        """Say that an effect is about to run, for one call or a set of calls.
+
+        Raises:
+            RaceError: Somebody else has the session, or the lease ran out: the effect must not begin.
+            StoreError: It could not be written: the same.
+        """
+        ...
+
+    async def ended(self, calls: Sequence[ToolCall], recorded: Recorded) -> None:
+        """Say how it ended. Finished also when cancelled, and raises nothing: what is not on disk counts as unknown."""
         ...
 
 
@@ -174,6 +230,11 @@ class LoopHost(Protocol):
     @property
     def cancelled(self) -> CancelSignal:
         """Set once the turn is cancelled."""
+        ...
+
+    @property
+    def journal(self) -> EffectJournal:
+        """What is on disk of effects."""
         ...
 
     def prompt(self) -> str | None:
@@ -264,6 +325,6 @@ class LoopHost(Protocol):
         """
         ...
 
-    def result(self, call: ToolCall, content: JsonValue, outcome: Literal["ok", "error", "not_run"]) -> ToolResult:
+    def result(self, call: ToolCall, content: JsonValue, outcome: ToolOutcome) -> ToolResult:
         """Make a result record."""
         ...
