@@ -4,7 +4,7 @@ The names of everyday use are here; each sub-package has the rest. Nothing optio
 """
 
 from stepwell.engine import Engine, PendingRequest, Turn, TurnResult
-from stepwell.errors import StepwellError
+from stepwell.errors import NotDone, StepwellError
 from stepwell.flow import Flow, LogicResult, LogicStep, ResponseResult, Step, TerminateSessionStep
 from stepwell.loop import (
     AskShorter,
@@ -61,6 +61,7 @@ __all__ = [
     "Migration",
     "ModelCatalog",
     "ModelSelection",
+    "NotDone",
     "Outcome",
     "PendingRequest",
     "Providers",

@@ -61,14 +61,13 @@ StepwellError
 │   ├── LlmResponseBlockedError    the provider refused to answer, and nobody handled it
 │   ├── LlmEmptyResponseError      no text, no call, no object
 │   └── LlmResponseRejectedError   the last candidate was rejected
-└── RaceError                      nobody: another writer was first
-    ├── SessionConflictError       compare-and-set lost
-    ├── StaleWriterError           the lease has a newer owner
-    ├── LeaseHeldError             the session is leased to somebody else
-    └── FencedError                the channel was taken over by a newer epoch
+├── RaceError                      nobody: another writer was first
+│   ├── SessionConflictError       compare-and-set lost
+│   ├── StaleWriterError           the lease has a newer owner
+│   ├── LeaseHeldError             the session is leased to somebody else
+│   └── FencedError                the channel was taken over by a newer epoch
+└── NotDone                        nobody: a tool handler says that nothing happened
 ```
-
-`NotDone` is none of these: handlers raise it, and nobody is given it.
 
 The numbers are those of the wire: `wire_code` of the error, and `error-code` of a run that ended with it.
 
@@ -251,14 +250,6 @@ class CancelListenerError(AuthorError):
 
 class ToolTimeoutError(AuthorError):
     """A tool handler did not finish within its `timeout`."""
-
-
-class NotDone(Exception):
-    """Raise it in a tool handler to say that nothing happened outside, whatever was tried.
-
-    The model is told the text, whatever `on_error` says, as a result `not_run`, and the conversation goes on. The
-    handler's writes do not count. After a crash an effect that ended so may run again.
-    """
 
 
 class OperatorError(StepwellError):
@@ -648,3 +639,11 @@ class FencedError(RaceError):
         super().__init__(message, epoch=epoch, fence=fence, **ids)
         self.epoch = epoch
         self.fence = fence
+
+
+class NotDone(StepwellError):
+    """Raise it in a tool handler to say that nothing happened outside, whatever was tried.
+
+    The model is told the text, whatever `on_error` says, as a result `not_run`, and the conversation goes on. The
+    handler's writes do not count. After a crash an effect that ended so may run again.
+    """

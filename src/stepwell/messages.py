@@ -184,7 +184,8 @@ class ToolResult(_Base, frozen=True, tag="tool", tag_field="role"):
         call: Id of the call it answers.
         name: The tool's name.
         content: Text or JSON.
-        outcome: `ok`, `error`, `not_run` (the turn ended before), or `unknown` (nobody knows whether it happened).
+        outcome: `ok`, `error`, `not_run` (nothing happened: the turn ended before, it was not allowed, or its handler
+            said so), or `unknown` (nobody knows whether it happened).
     """
 
     call: str = ""

@@ -207,7 +207,7 @@ class TurnTask:
         except Exception as raised:  # noqa: BLE001 - whatever fails a turn becomes its result
             error = self._taken_over(raised) if isinstance(raised, FencedError) else raised
             self.error = error
-            if self._attached and self.working.head.turn is not None and self._hold.held:
+            if self._machine is not None and self.working.head.turn is not None and self._hold.held:
                 try:
                     return await self._failed(error)
                 except Exception as broken:  # noqa: BLE001 - the turn stays open in the store, for recovery

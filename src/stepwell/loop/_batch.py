@@ -395,8 +395,8 @@ class Batch(msgspec.Struct):
     ) -> Ran:
         """A call that failed. Of what it returned, if it did, only the cleanup counts."""
         if isinstance(error, NotDone):
-            text = f"Nothing was done: {error}" if str(error) else "Nothing was done."
-            return self._done(Ran(call, self.host.result(call, {"error": text}, "not_run"), Stay()))
+            content = {"error": f"Nothing was done: {error}"}
+            return self._done(Ran(call, self.host.result(call, content, "not_run"), Stay()))
         if isinstance(error, InvalidOutcomeError):
             on_error = "raise"
         text = f"The tool failed: {type(error).__name__}"
