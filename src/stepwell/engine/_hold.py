@@ -174,7 +174,7 @@ class Hold:
             except StoreError as error:
                 if not error.retryable:
                     raise
-                await self._clock.sleep(0.05)
+                await self.clock.sleep(0.05)
         self.check()
 
     async def _is_stored(self, commit: Commit, revision: int) -> bool:
