@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
+
+from anyio import CancelScope
 
 from stepwell import Engine, Flow, Outcome, Step, ToolCall, ToolContext, TurnResult, go, stay, tool, tools
 from stepwell.errors import NotDone, StoreError
@@ -38,11 +40,19 @@ class Life:
 
 
 class Mortal:
-    """A store as a process has it."""
+    """A store as a process has it.
 
-    def __init__(self, inner: SessionStore, life: Life) -> None:
-        self._inner, self._life = inner, life
+    Attributes:
+        calls: How often each method was called.
+        before: Awaited before a method does anything, with its name and arguments.
+        behind: Awaited when it is done.
+    """
+
+    def __init__(self, inner: SessionStore, life: Life | None = None) -> None:
+        self._inner, self._life = inner, life or Life()
         self.calls: Counter[str] = Counter()
+        self.before: Callable[..., Awaitable[object]] = _nothing
+        self.behind: Callable[..., Awaitable[object]] = _nothing
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inner, name)
@@ -52,11 +62,17 @@ class Mortal:
         async def call(*args: Any, **options: Any) -> Any:
             self.calls[name] += 1
             self._life.point()
+            await self.before(name, *args)
             result = await found(*args, **options)
+            await self.behind(name, *args)
             self._life.point()
             return result
 
         return call
+
+
+async def _nothing(*_: object) -> None:
+    return None
 
 
 class Bank:
@@ -65,9 +81,10 @@ class Bank:
     def __init__(self) -> None:
         self.life = Life()
         self.tried: list[tuple[str, str, int]] = []
-        self.gate: asyncio.Event | None = None
+        self.gate = asyncio.Event()
         self.reached = asyncio.Event()
         self.shield = False
+        self.looked: Callable[[], Awaitable[object]] = _nothing
 
     def charge(self, tool: str, context: ToolContext) -> None:
         self.life.point()
@@ -115,6 +132,7 @@ class PayStep(Step):
     async def look(self) -> str:
         """Look."""
         self.bank.life.point()
+        await self.bank.looked()
         return "seen"
 
     @tool(effect=True)
@@ -146,11 +164,8 @@ class PayStep(Step):
     @tool(effect=True, timeout=20, on_error="report")
     async def slow(self, ctx: ToolContext) -> str:
         """Wait for the test."""
-        assert self.bank.gate is not None
         self.bank.reached.set()
-        if self.bank.shield:
-            await asyncio.shield(asyncio.ensure_future(self.bank.gate.wait()))
-        else:
+        with CancelScope(shield=self.bank.shield):
             await self.bank.gate.wait()
         return self._paid("slow", ctx)
 
@@ -237,6 +252,14 @@ async def stored(store: SessionStore, ns: str = "PayStep") -> dict[str, tuple[st
         for row in rows
         if isinstance(row.message, ToolResult)
     }
+
+
+async def outcomes(store: SessionStore) -> list[str]:
+    """How each call ended, in order, from a history that providers accept."""
+    [session], _ = await store.list()
+    history = [row.message for row in await store.load_messages(session.id, "PayStep")]
+    HistoryCheck().add_all(history)
+    return [message.outcome for message in history if isinstance(message, ToolResult)]
 
 
 async def state(store: SessionStore, stage: str = "PayStep") -> dict[str, Any]:

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from effect_kit import Bank, Life, Mortal, PayFlow, PayStep, engine_on, journal, live, state, stored
-from stepwell import Step, ToolContext, tool
+from effect_kit import (
+    Bank,
+    Life,
+    Mortal,
+    PayFlow,
+    PayStep,
+    SideBySideFlow,
+    engine_on,
+    journal,
+    live,
+    outcomes,
+    state,
+    stored,
+)
+from stepwell import Engine, Step, ToolContext, tool, tools
+from stepwell.errors import FlowDefinitionError, NotDone, StoreBusyError, StoreDataError
+from stepwell.messages import ToolResult
 from stepwell.sessions import MemoryStore, SessionStore, open_store
-from stepwell.testing import FakeClock
+from stepwell.testing import FakeClock, Reply, ScriptedModel, TurnHarness
 
 pytestmark = pytest.mark.anyio
 
@@ -40,6 +56,9 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock
     opened = open_store(url, clock=clock)
     yield opened
     await opened.close()
+
+
+NOBODY_KNOWS = "Whether it had an effect is unknown. Do not repeat it."
 
 
 async def points_until(text: str, tool: str) -> int:
@@ -124,7 +143,7 @@ async def test_scenario_C24_the_model_is_told_that_it_is_unknown_and_nothing_run
     assert result.message == "look ok, fail unknown, retry ok"
     outcome, content = (await stored(store))["fail"]
     assert outcome == "unknown"
-    assert content == {"error": "This call was interrupted. Whether it had an effect is unknown. Do not repeat it."}
+    assert content == {"error": f"This call was interrupted. {NOBODY_KNOWS}"}
     assert len(bank.of("fail")) == int(charged)
     assert "fail" not in await state(store)
     assert await journal(store) == []
@@ -333,3 +352,434 @@ async def test_however_often_processes_die_nothing_is_charged_twice(clock: FakeC
     for _ in range(300):
         bank = PayStep.bank = Bank()
         await settled(bank, MemoryStore(clock), clock, [dice.randrange(1, points) for _ in range(dice.randrange(1, 5))])
+
+
+# -- without a crash
+
+
+async def test_an_exception_in_an_effect_leaves_it_unknown_to_the_model(
+    bank: Bank, store: SessionStore, clock: FakeClock
+) -> None:
+    async with engine_on(store, clock) as engine:
+        result = await engine.run("PayFlow", "boom, fail")
+    assert result.message == "boom unknown, fail ok"
+    text = f"The tool failed: ValueError: the line broke. {NOBODY_KNOWS}"
+    assert (await stored(store))["boom"] == ("unknown", {"error": text})
+    assert await journal(store) == []
+
+
+async def test_a_turn_that_fails_in_an_effect_keeps_the_effects_before_it(
+    bank: Bank, store: SessionStore, clock: FakeClock
+) -> None:
+    async with engine_on(store, clock) as engine:
+        result = await engine.run("PayFlow", "fail, crash, retry")
+        assert result.error is not None
+        assert result.error.code == "handler"
+        assert await outcomes(store) == ["ok", "unknown", "not_run"]
+        assert await state(store) == {"fail": "0::0"}
+        assert await journal(store) == []
+        assert (await engine.run("PayFlow", "look", session_id=result.session_id)).message == "look ok"
+    assert [name for name, _, _ in bank.tried] == ["fail", "crash"]
+
+
+async def test_an_effect_that_is_out_of_time_is_unknown(bank: Bank, memory: SessionStore) -> None:
+    clock = FakeClock()
+    async with engine_on(memory, clock) as engine:
+        turn = asyncio.ensure_future(engine.run("PayFlow", "slow"))
+        await bank.reached.wait()
+        await clock.advance(21)
+        result = await turn
+    assert result.message == "slow unknown"
+    assert "ToolTimeoutError" in (await stored(memory))["slow"][1]["error"]
+    assert bank.tried == []
+    assert await journal(memory) == []
+
+
+async def test_the_time_of_an_effect_begins_when_its_intent_is_on_disk(bank: Bank, memory: SessionStore) -> None:
+    clock = FakeClock(auto_advance=True)
+    slow_disk = Mortal(memory)
+
+    async def wait(name: str, *args: Any) -> None:
+        if name == "journal_put" and args[1].state == "intent":
+            await clock.sleep(25)
+
+    slow_disk.before = wait
+    bank.gate.set()
+    async with engine_on(slow_disk, clock, lease_ttl=60) as engine:
+        assert (await engine.run("PayFlow", "slow")).message == "slow ok"
+
+
+async def test_calls_that_were_refused_leave_nothing_in_the_journal(memory: SessionStore, clock: FakeClock) -> None:
+    written: Any = Mortal(memory)
+    async with TurnHarness(
+        PayFlow, model=ScriptedModel([Reply.tool_call("fail", {"n": 1}), "No."]), store=written, clock=clock
+    ) as talk:
+        await talk.say("pay")
+    assert await outcomes(memory) == ["error"]
+    assert written.calls["journal_put"] == 0
+
+
+async def test_a_turn_that_was_not_interrupted_never_reads_the_journal_and_pays_for_effects_only(
+    memory: SessionStore, clock: FakeClock
+) -> None:
+    counted = Mortal(memory)
+    cleared: list[str | None] = []
+
+    async def note(name: str, *args: Any) -> None:
+        if name == "save":
+            cleared.append(args[1].clear_journal)
+
+    counted.before = note
+    async with engine_on(counted, clock) as engine:
+        first = await engine.run("PayFlow", "look, look")
+        assert counted.calls["journal_put"] == 0
+        assert cleared == [None] * len(cleared)
+        await engine.run("PayFlow", "fail, look", session_id=first.session_id)
+    assert counted.calls["journal_put"] == 2
+    assert counted.calls["journal_load"] == 0
+    assert len([prefix for prefix in cleared if prefix is not None]) == 1
+
+
+# -- cancels
+
+
+@pytest.mark.parametrize("flow", [PayFlow, SideBySideFlow])
+async def test_scenario_C37_a_cancel_in_the_first_of_five_alerts(  # noqa: N802
+    bank: Bank, store: SessionStore, clock: FakeClock, flow: Any
+) -> None:
+    disk, others, ended = Mortal(store), asyncio.Event(), [0]
+
+    async def count(name: str, *args: Any) -> None:
+        if name == "journal_put" and args[1].state == "done":
+            ended[0] += 1
+            if ended[0] == 4:
+                others.set()
+
+    disk.behind = count
+    async with engine_on(disk, clock, flow) as engine:
+        session = (await engine.run(flow.id, "look")).session_id
+        turn = asyncio.ensure_future(engine.run(flow.id, "slow, fail, fail, fail, fail", session_id=session))
+        await bank.reached.wait()
+        done = 4 if flow is SideBySideFlow else 0
+        if done:
+            await others.wait()
+        assert await engine.cancel(session, reason="enough")
+        result = await turn
+        assert not result.success
+        assert result.error is not None
+        assert result.error.code == "turn_cancelled"
+        rest = ["ok"] * 4 if done else ["not_run"] * 4
+        assert await outcomes(store) == ["ok", "unknown", *rest]
+        assert len(bank.tried) == done
+        assert await journal(store) == []
+        after = await engine.run(flow.id, "fail", session_id=session)
+        assert (after.success, after.message) == (True, "fail ok")
+
+
+async def test_an_effect_that_shields_itself_from_a_cancel_is_done(
+    bank: Bank, store: SessionStore, clock: FakeClock
+) -> None:
+    bank.shield = True
+    async with engine_on(store, clock) as engine:
+        session = (await engine.run("PayFlow", "look")).session_id
+        turn = asyncio.ensure_future(engine.run("PayFlow", "slow, fail", session_id=session))
+        await bank.reached.wait()
+        stop = asyncio.ensure_future(engine.cancel(session))
+        await asyncio.sleep(0)
+        bank.gate.set()
+        assert await stop
+        assert not (await turn).success
+    assert await outcomes(store) == ["ok", "ok", "not_run"]
+    assert await state(store) == {"slow": "0::0"}
+
+
+async def test_a_cancel_while_the_result_is_on_its_way_to_the_disk_does_not_lose_it(
+    bank: Bank, memory: SessionStore, clock: FakeClock
+) -> None:
+    disk, begun, go_on = Mortal(memory), asyncio.Event(), asyncio.Event()
+
+    async def wait(name: str, *args: Any) -> None:
+        if name == "journal_put" and args[1].state == "done":
+            begun.set()
+            await go_on.wait()
+
+    disk.before = wait
+    async with engine_on(disk, clock) as engine:
+        session = (await engine.run("PayFlow", "look")).session_id
+        turn = asyncio.ensure_future(engine.run("PayFlow", "fail, retry", session_id=session))
+        await begun.wait()
+        stop = asyncio.ensure_future(engine.cancel(session))
+        await asyncio.sleep(0)
+        go_on.set()
+        assert await stop
+        assert not (await turn).success
+    assert await outcomes(memory) == ["ok", "ok", "not_run"]
+    assert await state(memory) == {"fail": "0::0"}
+    assert await journal(memory) == []
+
+
+async def test_an_engine_that_goes_down_in_an_effect_leaves_it_unknown_for_the_next(
+    bank: Bank, store: SessionStore, clock: FakeClock
+) -> None:
+    engine = engine_on(store, clock)
+    await engine.start()
+    turn = asyncio.ensure_future(engine.run("PayFlow", "fail, slow, retry", idempotency_key="k"))
+    await bank.reached.wait()
+    await engine.close(grace=0)
+    assert not (await turn).success
+    assert await journal(store) == ["done", "unknown"]
+    result = await live(bank, store, clock, Life(), None)
+    assert result is not None
+    assert result.message == "fail ok, slow unknown, retry ok"
+    assert [name for name, _, _ in bank.tried] == ["fail", "retry"]
+
+
+# -- the lease, and a store that is away
+
+
+async def test_an_effect_does_not_begin_where_somebody_else_has_the_session(
+    bank: Bank, store: SessionStore, clock: FakeClock
+) -> None:
+    async def take() -> None:
+        [session], _ = await store.list()
+        _, lease = await store.load(session.id)
+        assert lease is not None
+        await store.acquire(session.id, "somebody else", ttl=60, supersede=lease.owner)
+
+    bank.looked = take
+    async with engine_on(store, clock) as engine:
+        result = await engine.run("PayFlow", "look, fail")
+    assert result.error is not None
+    assert result.error.code == "stale_writer"
+    assert bank.tried == []
+    assert await journal(store) == []
+
+
+async def test_an_effect_does_not_begin_when_the_lease_ran_out_while_its_intent_was_written(
+    bank: Bank, memory: SessionStore
+) -> None:
+    clock = FakeClock()
+    disk = Mortal(memory)
+
+    writing = asyncio.Event()
+
+    async def slow(name: str, *_: Any) -> None:
+        if name == "renew":
+            raise StoreBusyError("away")
+        if name == "journal_put":
+            writing.set()
+            await clock.sleep(16)
+
+    disk.before = slow
+    async with engine_on(disk, clock) as engine:
+        turn = asyncio.ensure_future(engine.run("PayFlow", "fail"))
+        await writing.wait()
+        await clock.advance(30)
+        result = await turn
+    assert not result.success
+    assert bank.tried == []
+
+
+@pytest.mark.parametrize("state_", ["intent", "done"])
+@pytest.mark.parametrize("when", ["before", "behind"])
+async def test_a_journal_row_without_an_answer_is_written_again(
+    bank: Bank, store: SessionStore, clock: FakeClock, state_: str, when: str
+) -> None:
+    disk = Mortal(store)
+    lost: list[str] = []
+
+    async def lose(name: str, *args: Any) -> None:
+        if name == "journal_put" and args[1].state == state_ and len(lost) < 3:
+            lost.append(name)
+            raise StoreBusyError("The answer was lost.")
+
+    setattr(disk, when, lose)
+    async with engine_on(disk, clock) as engine:
+        result = await engine.run("PayFlow", "fail")
+    assert result.message == "fail ok"
+    assert len(lost) == 3
+    assert len(bank.tried) == 1
+    assert await journal(store) == []
+
+
+async def test_an_effect_whose_intent_cannot_be_written_does_not_begin(
+    bank: Bank, memory: SessionStore, clock: FakeClock
+) -> None:
+    disk = Mortal(memory)
+
+    async def full(name: str, *args: Any) -> None:
+        if name == "journal_put":
+            raise StoreDataError("The disk is full.")
+
+    disk.before = full
+    async with engine_on(disk, clock) as engine:
+        result = await engine.run("PayFlow", "retry, fail")
+    assert result.error is not None
+    assert result.error.code == "store_data"
+    assert await outcomes(memory) == ["not_run", "not_run"]
+    assert bank.tried == []
+
+
+async def test_a_result_that_cannot_be_written_counts_if_the_commit_comes(
+    bank: Bank, memory: SessionStore, clock: FakeClock
+) -> None:
+    disk = Mortal(memory)
+
+    async def full(name: str, *args: Any) -> None:
+        if name == "journal_put" and args[1].state == "done":
+            raise StoreDataError("The disk is full.")
+
+    disk.before = full
+    async with engine_on(disk, clock) as engine:
+        assert (await engine.run("PayFlow", "fail")).message == "fail ok"
+    assert await journal(memory) == []
+
+
+# -- closing
+
+
+class BrokenStep(PayStep):
+    id = "PayStep"
+
+    async def on_restore(self) -> None:
+        raise ValueError("the new version is broken")
+
+
+class BrokenFlow(PayFlow):
+    id = "PayFlow"
+
+    def define_steps(self) -> list[Step[Any, Any]]:
+        return [BrokenStep(self)]
+
+
+@pytest.mark.parametrize(("beyond", "second"), [(0, "unknown"), (2, "ok")])
+async def test_a_turn_that_another_process_has_to_close_keeps_its_effects(
+    bank: Bank, store: SessionStore, clock: FakeClock, beyond: int, second: str
+) -> None:
+    """The one that recovers it fails before it comes to the calls."""
+    at = await points_until("fail, retry, ask", "retry") + beyond
+    assert await live(bank, store, clock, Life(at), "fail, retry, ask") is None
+    result = await live(bank, store, clock, Life(), None, BrokenFlow)
+    assert result is not None
+    assert not result.success
+    assert await outcomes(store) == ["ok", second, "not_run"]
+    assert await state(store) == {"fail": "0::0"} | ({"retry": "0::1"} if second == "ok" else {})
+    assert len(bank.tried) == 2
+    assert await journal(store) == []
+
+
+async def test_a_turn_is_not_closed_by_who_cannot_read_its_journal(
+    bank: Bank, memory: SessionStore, clock: FakeClock
+) -> None:
+    at = await points_until("fail, retry", "fail") + 2
+    await live(bank, memory, clock, Life(at), "fail, retry")
+    disk = Mortal(memory)
+
+    async def unreadable(name: str, *args: Any) -> None:
+        if name == "journal_load":
+            raise StoreDataError("The disk is broken.")
+
+    disk.before = unreadable
+    [session], _ = await memory.list()
+    async with engine_on(disk, clock) as engine:
+        assert not (await engine.recover(session.id)).success
+    assert await outcomes(memory) == []
+    result = await live(bank, memory, clock, Life(), None)
+    assert result is not None
+    assert result.message == "fail ok, retry ok"
+    assert len(bank.of("fail")) == 1
+
+
+async def test_a_tool_that_is_gone_in_the_next_version_keeps_what_it_did(
+    bank: Bank, memory: SessionStore, clock: FakeClock
+) -> None:
+    class Plain(Step):
+        id = "PayStep"
+
+        def get_prompt(self) -> str:
+            return "Pay."
+
+        @tool
+        async def ask(self) -> str:
+            """No effect any more."""
+            raise AssertionError("it would run again")
+
+    class PlainFlow(PayFlow):
+        id = "PayFlow"
+
+        def define_steps(self) -> list[Step[Any, Any]]:
+            return [Plain(self)]
+
+    at = await points_until("fail, ask", "ask")
+    await live(bank, memory, clock, Life(at), "fail, ask")
+    result = await live(bank, memory, clock, Life(), None, PlainFlow)
+    assert result is not None
+    assert result.message == "fail ok, ask unknown"
+    assert len(bank.tried) == 2
+
+
+# -- definitions
+
+
+def refused(step: type[Step]) -> str:
+    class BadFlow(PayFlow):
+        def define_steps(self) -> list[Step[Any, Any]]:
+            return [step(self)]
+
+    with pytest.raises(FlowDefinitionError) as caught:
+        Engine([BadFlow], models={"scripted": ScriptedModel()})
+    return str(caught.value)
+
+
+def test_on_unknown_belongs_to_effects() -> None:
+    async def pay(self: Step) -> None: ...
+
+    with pytest.raises(FlowDefinitionError, match="is no effect"):
+        tool(on_unknown="retry")(pay)
+    with pytest.raises(FlowDefinitionError, match="is no effect"):
+        tools("a", on_unknown="retry")(pay)
+    with pytest.raises(FlowDefinitionError, match="on_unknown of tool pay is retry, ask, fail"):
+        tool(effect=True, on_unknown="again")(pay)  # type: ignore[call-overload]
+    with pytest.raises(FlowDefinitionError, match="belongs to one call"):
+        tools("a", "b", effect=True, on_unknown="ask")(pay)
+    with pytest.raises(FlowDefinitionError, match="on the client"):
+        tool(effect=True, client=True)(pay)
+
+
+def test_a_set_with_an_effect_in_it_is_one() -> None:
+    class Hides(Step):
+        @tool(effect=True)
+        async def pay(self) -> None:
+            """Pay."""
+
+        @tools("pay")
+        async def quietly(self, calls: Any) -> None: ...
+
+    assert "add effect=True to @tools" in refused(Hides)
+
+
+def test_a_step_that_overrides_run_has_no_effects() -> None:
+    class Runs(PayStep):
+        async def run(self, user_message: str | None = None) -> Any:
+            return await super().run(user_message)
+
+    assert "overrides run" in refused(Runs)
+
+
+async def test_any_tool_may_say_that_nothing_was_done(memory: SessionStore, clock: FakeClock) -> None:
+    class Shy(Step):
+        @tool(on_error="raise")
+        def look(self) -> None:
+            """In a thread."""
+            raise NotDone("it is dark")
+
+    class ShyFlow(PayFlow):
+        def define_steps(self) -> list[Step[Any, Any]]:
+            return [Shy(self)]
+
+    model = ScriptedModel([Reply.tool_call("look"), "Then not."])
+    async with TurnHarness(ShyFlow, model=model, store=memory, clock=clock) as talk:
+        assert (await talk.say("look")).success
+    last = model.requests[1].messages[-1]
+    assert isinstance(last, ToolResult)
+    assert (last.outcome, last.content) == ("not_run", {"error": "Nothing was done: it is dark"})

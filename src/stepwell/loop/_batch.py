@@ -10,6 +10,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 from anyio import CancelScope
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from stepwell.errors import (
     ConflictingOutcomesError,
@@ -251,9 +252,11 @@ class Batch(msgspec.Struct):
         """
         host, call, attempt = self.host, calls[0], context.attempt
         effect = handler.on_unknown is not None
+        if host.cancelled.is_set():
+            await checkpoint_if_cancelled()  # the call before may have shielded itself
         if effect:
             try:
-                await host.journal.intend(calls, attempt)
+                await self._intend(calls, attempt)
             except (RaceError, StoreError) as error:
                 return self._done(Ran(call, host.result(call, NOT_RUN, "not_run"), Stay(), None, error))
         scope = host.open_call(call, after)
@@ -284,6 +287,17 @@ class Batch(msgspec.Struct):
         if effect:
             await host.journal.ended(calls, Recorded("done", attempt, content, outcome, scope))
         return ended
+
+    async def _intend(self, calls: Sequence[ToolCall], attempt: int) -> None:
+        """Say that an effect is about to run; then nothing but its body may come."""
+        journal = self.host.journal
+        await journal.intend(calls, attempt)
+        if self.host.cancelled.is_set():
+            try:
+                await checkpoint_if_cancelled()
+            except BaseException:
+                await journal.ended(calls, Recorded("refused", attempt))
+                raise
 
     def _known(self, call: ToolCall, before: Recorded, handler: Handler | None) -> Ran | Waiting | None:
         """What came of an effect that was begun before, perhaps by a process that died; `None`: it runs (again)."""
