@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -222,11 +223,28 @@ def engine_on(store: Any, clock: FakeClock, flow: type[Flow] = PayFlow, **option
 
 
 async def live(
-    bank: Bank, store: SessionStore, clock: FakeClock, life: Life, text: str | None, flow: type[Flow] = PayFlow
+    bank: Bank,
+    store: SessionStore,
+    clock: FakeClock,
+    life: Life,
+    text: str | None,
+    flow: type[Flow] = PayFlow,
+    dice: random.Random | None = None,
 ) -> TurnResult | None:
-    """A process from its start to its end, or death: says something, or recovers what is there. `None`: it died."""
+    """A process from its start to its end, or death: says something, or recovers what is there. `None`: it died.
+
+    With `dice` its store takes a while, which is another one each time.
+    """
     bank.life = life
-    engine = engine_on(Mortal(store, life), clock, flow)
+    mortal = Mortal(store, life)
+    if dice is not None:
+
+        async def dawdle(*__: object) -> None:
+            for _ in range(dice.randrange(4)):
+                await asyncio.sleep(0)
+
+        mortal.before = mortal.behind = dawdle
+    engine = engine_on(mortal, clock, flow)
     try:
         await engine.start()
         with suppress(Dead):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio import CancelScope
 
 from effect_kit import (
     Bank,
@@ -23,7 +25,7 @@ from effect_kit import (
     state,
     stored,
 )
-from stepwell import Engine, Step, ToolContext, tool, tools
+from stepwell import Engine, Flow, Step, ToolContext, tool, tools
 from stepwell.errors import FlowDefinitionError, NotDone, StoreBusyError, StoreDataError
 from stepwell.messages import ToolResult
 from stepwell.sessions import MemoryStore, SessionStore, open_store
@@ -181,7 +183,7 @@ async def test_calls_in_order_read_what_an_effect_of_a_dead_process_wrote(
         @tool
         async def look(self) -> str:
             """Look."""
-            seen.append(self.get_state().get("fail"))
+            seen.append([self.get_state().get(name) for name in ("fail", "retry")])
             self.bank.life.point()
             return "seen"
 
@@ -191,11 +193,11 @@ async def test_calls_in_order_read_what_an_effect_of_a_dead_process_wrote(
         def define_steps(self) -> list[Step[Any, Any]]:
             return [Reads(self)]
 
-    at = await points_until("fail, look", "fail") + 4
-    assert await live(bank, memory, clock, Life(at), "fail, look", ReadsFlow) is None
+    at = await points_until("fail, retry, look", "retry") + 4
+    assert await live(bank, memory, clock, Life(at), "fail, retry, look", ReadsFlow) is None
     result = await live(bank, memory, clock, Life(), None, ReadsFlow)
     assert result is not None
-    assert seen == ["0::0", "0::0"]
+    assert seen == [["0::0", "0::1"]] * 2
     assert len(bank.of("fail")) == 1
 
 
@@ -289,25 +291,27 @@ async def test_a_question_that_is_abandoned_leaves_the_call_unknown(
 BATCH = "fail, look, retry, decline, ask, boom"
 
 
-async def settled(bank: Bank, store: SessionStore, clock: FakeClock, deaths: list[int], text: str = BATCH) -> None:
+async def settled(
+    bank: Bank, clock: FakeClock, deaths: list[int], flow: type[Flow] = PayFlow, dice: random.Random | None = None
+) -> None:
     """Processes one after the other, each to its death, and one that lives; then everything is as it must be."""
-    said: str | None = text
+    store = MemoryStore(clock)
+    said: str | None = BATCH
     for at in deaths:
-        if await live(bank, store, clock, Life(at), said) is not None:
+        if await live(bank, store, clock, Life(at), said, flow, dice) is not None:
             break
         if (await store.list())[0]:
             said = None
-    [session], _ = await store.list() if (await store.list())[0] else ([None], None)
-    if session is None:
-        return
-    result = await live(bank, store, clock, Life(), None)
+    if said is not None and not (await store.list())[0]:
+        return  # it died before there was a session
+    result = await live(bank, store, clock, Life(), None, flow, dice)
     assert result is not None
     if result.pending:
-        async with engine_on(store, clock) as engine:
-            result = await engine.answer(session.id, result.pending[0].id, "asked")
+        async with engine_on(store, clock, flow) as engine:
+            result = await engine.answer(result.session_id, result.pending[0].id, "asked")
     assert result.success
     found = await stored(store)
-    assert set(found) == set(text.split(", "))
+    assert set(found) == set(BATCH.split(", "))
     for name in ("fail", "ask", "boom"):
         assert len(bank.of(name)) <= 1, f"{name} was charged twice"
     assert len({key for key, _ in bank.of("retry")}) == 1
@@ -324,7 +328,7 @@ async def settled(bank: Bank, store: SessionStore, clock: FakeClock, deaths: lis
     assert found["boom"][0] == "unknown"
     assert found["look"] == ("ok", "seen")
     assert await journal(store) == []
-    assert (await store.load(session.id))[0].turn is None
+    assert (await store.load(result.session_id))[0].turn is None
 
 
 async def points_of(text: str) -> int:
@@ -341,17 +345,21 @@ async def test_wherever_a_process_dies_nothing_is_charged_twice(clock: FakeClock
     assert points > 30
     for at in range(1, points + 1):
         bank = PayStep.bank = Bank()
-        await settled(bank, MemoryStore(clock), clock, [at])
+        await settled(bank, clock, [at])
 
 
-async def test_however_often_processes_die_nothing_is_charged_twice(clock: FakeClock) -> None:
-    import random
-
-    dice = random.Random(4)
+@pytest.mark.parametrize("flow", [PayFlow, SideBySideFlow])
+async def test_however_often_processes_die_nothing_is_charged_twice(clock: FakeClock, flow: Any) -> None:
     points = await points_of(BATCH)
-    for _ in range(300):
+    for seed in range(200):
+        dice = random.Random(seed)
         bank = PayStep.bank = Bank()
-        await settled(bank, MemoryStore(clock), clock, [dice.randrange(1, points) for _ in range(dice.randrange(1, 5))])
+        deaths = [dice.randrange(1, points) for _ in range(dice.randrange(1, 5))]
+        try:
+            await settled(bank, clock, deaths, flow, dice)
+        except BaseException as error:
+            error.add_note(f"seed {seed}: processes that died at {deaths}")
+            raise
 
 
 # -- without a crash
@@ -482,14 +490,14 @@ async def test_an_effect_that_shields_itself_from_a_cancel_is_done(
     bank.shield = True
     async with engine_on(store, clock) as engine:
         session = (await engine.run("PayFlow", "look")).session_id
-        turn = asyncio.ensure_future(engine.run("PayFlow", "slow, fail", session_id=session))
+        turn = asyncio.ensure_future(engine.run("PayFlow", "slow, look, fail", session_id=session))
         await bank.reached.wait()
         stop = asyncio.ensure_future(engine.cancel(session))
         await asyncio.sleep(0)
         bank.gate.set()
         assert await stop
         assert not (await turn).success
-    assert await outcomes(store) == ["ok", "ok", "not_run"]
+    assert await outcomes(store) == ["ok", "ok", "not_run", "not_run"]
     assert await state(store) == {"slow": "0::0"}
 
 
@@ -516,6 +524,56 @@ async def test_a_cancel_while_the_result_is_on_its_way_to_the_disk_does_not_lose
     assert await outcomes(memory) == ["ok", "ok", "not_run"]
     assert await state(memory) == {"fail": "0::0"}
     assert await journal(memory) == []
+
+
+async def test_a_cancel_while_the_intent_is_on_its_way_to_the_disk_keeps_the_effect_from_beginning(
+    bank: Bank, memory: SessionStore, clock: FakeClock
+) -> None:
+    """The store finishes what it has begun, whoever is cancelled meanwhile."""
+    disk = Mortal(memory)
+    stops: list[asyncio.Future[bool]] = []
+
+    async def stop(name: str, *args: Any) -> None:
+        if name == "journal_put" and args[1].state == "intent":
+            with CancelScope(shield=True):
+                stops.append(asyncio.ensure_future(engine.cancel(session)))
+                await asyncio.sleep(0)
+
+    disk.behind = stop
+    async with engine_on(disk, clock) as engine:
+        session = (await engine.run("PayFlow", "look")).session_id
+        assert not (await engine.run("PayFlow", "fail, retry", session_id=session)).success
+        assert [await one for one in stops] == [True]
+    assert bank.tried == []
+    assert await outcomes(memory) == ["ok", "not_run", "not_run"]
+    assert await journal(memory) == []
+
+
+async def test_an_engine_that_goes_down_while_the_result_is_on_its_way_to_the_disk_does_not_lose_it(
+    bank: Bank, memory: SessionStore, clock: FakeClock
+) -> None:
+    disk, begun, go_on = Mortal(memory), asyncio.Event(), asyncio.Event()
+
+    async def wait(name: str, *args: Any) -> None:
+        if name == "journal_put" and args[1].state == "done":
+            begun.set()
+            await go_on.wait()
+
+    disk.before = wait
+    engine = engine_on(disk, clock)
+    await engine.start()
+    turn = asyncio.ensure_future(engine.run("PayFlow", "fail, retry", idempotency_key="k"))
+    await begun.wait()
+    closing = asyncio.ensure_future(engine.close())
+    await clock.advance(0)
+    go_on.set()
+    await closing
+    assert not (await turn).success
+    assert await journal(memory) == ["done"]
+    result = await live(bank, memory, clock, Life(), None)
+    assert result is not None
+    assert result.message == "fail ok, retry ok"
+    assert len(bank.tried) == 2
 
 
 async def test_an_engine_that_goes_down_in_an_effect_leaves_it_unknown_for_the_next(
@@ -565,7 +623,7 @@ async def test_an_effect_does_not_begin_when_the_lease_ran_out_while_its_intent_
 
     async def slow(name: str, *_: Any) -> None:
         if name == "renew":
-            raise StoreBusyError("away")
+            await clock.sleep(1000)
         if name == "journal_put":
             writing.set()
             await clock.sleep(16)
@@ -576,8 +634,34 @@ async def test_an_effect_does_not_begin_when_the_lease_ran_out_while_its_intent_
         await writing.wait()
         await clock.advance(30)
         result = await turn
-    assert not result.success
+    assert result.error is not None
+    assert result.error.code == "stale_writer"
     assert bank.tried == []
+
+
+async def test_a_store_that_never_answers_keeps_an_effect_no_longer_than_the_lease(
+    bank: Bank, memory: SessionStore
+) -> None:
+    clock, disk, writing = FakeClock(), Mortal(memory), asyncio.Event()
+
+    async def never(name: str, *args: Any) -> None:
+        if name == "renew":
+            raise StoreBusyError("away")
+        if name == "journal_put" and args[1].state == "done":
+            writing.set()
+            await clock.sleep(1000)
+
+    disk.before = never
+    async with engine_on(disk, clock) as engine:
+        turn = asyncio.ensure_future(engine.run("PayFlow", "fail"))
+        await writing.wait()
+        await clock.advance(14)
+        assert not turn.done()
+        await clock.advance(8)
+        assert turn.done()
+        assert not (await turn).success
+    assert await journal(memory) == ["intent"]
+    assert len(bank.tried) == 1
 
 
 @pytest.mark.parametrize("state_", ["intent", "done"])
@@ -666,6 +750,17 @@ async def test_a_turn_that_another_process_has_to_close_keeps_its_effects(
     assert await state(store) == {"fail": "0::0"} | ({"retry": "0::1"} if second == "ok" else {})
     assert len(bank.tried) == 2
     assert await journal(store) == []
+
+
+@pytest.mark.parametrize(("beyond", "outcome"), [(0, "unknown"), (2, "ok")])
+async def test_a_set_of_calls_that_another_process_has_to_close_is_one_effect(
+    bank: Bank, memory: SessionStore, clock: FakeClock, beyond: int, outcome: str
+) -> None:
+    at = await points_until("give, take", "both") + beyond
+    assert await live(bank, memory, clock, Life(at), "give, take") is None
+    assert await live(bank, memory, clock, Life(), None, BrokenFlow) is not None
+    assert await outcomes(memory) == [outcome, outcome]
+    assert await state(memory) == ({"both": "0::0"} if outcome == "ok" else {})
 
 
 async def test_a_turn_is_not_closed_by_who_cannot_read_its_journal(

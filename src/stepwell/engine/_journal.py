@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 from anyio import CancelScope
 
-from stepwell.errors import RaceError, StoreError
+from stepwell.errors import RaceError, StoreBusyError, StoreError
 from stepwell.loop import CallScope, EffectState, Recorded
 from stepwell.messages import JsonValue, Message, ToolCall
 from stepwell.outcomes import Direct, DirectTo, Finish, Go, Outcome, Stay, Suspend, SuspendRequest
@@ -155,6 +155,9 @@ class Journal:
                 self._report("how an effect ended is not in the journal", error, self._working.session_id)
             finally:
                 timer.cancel()
+        if scope.cancelled_caught:
+            error = StoreBusyError("The store gave no answer while the lease lasted.")
+            self._report("how an effect ended may not be in the journal", error, self._working.session_id)
 
     def settle(self, calls: Sequence[ToolCall]) -> None:
         """Let the next commit, which has the results of these calls, drop their rows; those without a result stay."""

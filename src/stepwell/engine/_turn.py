@@ -498,7 +498,6 @@ class TurnTask:
         warm = core.warm.take(session)
         if acquired.head is None and warm is not None:
             head = self._take(warm.working).head
-            warm.working.journal.unread = head.turn is not None
             self._check_flow(head)
             return head
         head = acquired.head
