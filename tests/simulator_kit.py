@@ -19,12 +19,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from stepwell import Engine, Flow, Step, SuspendRequest, go, suspend, tool
+from stepwell import Engine, Flow, NotDone, Step, SuspendRequest, ToolContext, go, suspend, tool
 from stepwell.channels import MemoryChannels
 from stepwell.engine import Committed, TurnEvent, UnitStarted
 from stepwell.errors import ChannelBusyError, ModelInvocationError, StoreBusyError, UnknownRequestError
 from stepwell.loop import CallPolicy
-from stepwell.messages import AssistantMessage, DirectMessage, ToolResult, UserMessage
+from stepwell.messages import AssistantMessage, DirectMessage, ToolCall, ToolResult, UserMessage
 from stepwell.models import Finish, ModelEvent, ModelRequest, StopReason, TextDelta, ToolCallEnd, ToolCallStart
 from stepwell.sessions import MemoryStore
 from stepwell.transport import ClientSession
@@ -226,6 +226,33 @@ class Stage(Step[Any, Any]):
         await self.flow.world.point(_owner.get(), "tool")
         return suspend(SuspendRequest("client_tool", {"n": n}, 20.0 if n % 3 == 0 else None))
 
+    async def _charged(self, n: int, context: ToolContext) -> str:
+        world, owner = self.flow.world, _owner.get()
+        await world.point(owner, "tool")
+        world.charges[context.idempotency_key] += 1
+        await world.point(owner, "tool")
+        self.merge_state({"charged": {str(n): True}})
+        if n % 4 == 0:
+            raise NotDone("the money came back")
+        if n % 7 == 0:
+            raise ValueError("the line broke")
+        return f"charged {n}"
+
+    @tool(effect=True, on_error="report")
+    async def charge(self, n: int, ctx: ToolContext) -> str:
+        """Charge a card; who does not know whether it was charged says so."""
+        return await self._charged(n, ctx)
+
+    @tool(effect=True, on_error="report", on_unknown="ask")
+    async def book(self, n: int, ctx: ToolContext) -> str:
+        """Charge a card; who does not know whether it was charged asks."""
+        return await self._charged(n, ctx)
+
+    @tool(effect=True, on_error="report", on_unknown="retry")
+    async def renew(self, n: int, ctx: ToolContext) -> str:
+        """Charge a card, where the same key is charged once."""
+        return await self._charged(n, ctx)
+
     async def on_answer(self, request: Any, value: Any) -> Any:
         await self.flow.world.point(_owner.get(), "hook")
         return f"got {value}"
@@ -309,7 +336,7 @@ class Model:
             raise ModelInvocationError("The connection broke.", status=None)
         if how == "tools":
             for index in range(rng.randint(1, 3 if world.waits else 2)):
-                name = rng.choice(("look", "pay", "fetch")) if world.waits else "look"
+                name = rng.choice(world.tools)
                 yield ToolCallStart(index, f"c{number}-{index}", name)
                 await world.point(self._owner, "token")
                 yield ToolCallEnd(index, {"n": number * 10 + index})
@@ -320,14 +347,32 @@ class Model:
 
 
 class World:
-    """One schedule; `waits`: with tools that people and clients have to answer for."""
+    """One schedule.
+
+    Args:
+        seed: Decides everything.
+        inputs: How much is said.
+        calm_after: Steps after which nothing bad happens any more.
+        faults: How many messages are lost.
+        waits: With tools that people and clients have to answer for.
+        effects: With tools that must not run twice.
+    """
 
     def __init__(
-        self, seed: int, *, inputs: int = 2, calm_after: int = 300, faults: float = 0.02, waits: bool = False
+        self,
+        seed: int,
+        *,
+        inputs: int = 2,
+        calm_after: int = 300,
+        faults: float = 0.02,
+        waits: bool = False,
+        effects: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
         self.seed = seed
-        self.waits = waits
+        self.waits = waits or effects
+        self.tools = ("look", *(("charge", "book", "renew") if effects else ("pay", "fetch") if waits else ()))
+        self.charges: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
         self.bad: list[str] = []
         self.said = 0
@@ -570,9 +615,32 @@ class World:
                 for name, count in (await self._said_once(session)).items():
                     if count != 1:
                         self.bad.append(f"said {count} times: {name}")
+                await self._check_effects(session)
+            self.bad += [f"a call that is not stored was charged: {key}" for key in self.charges]
         except Exception as error:  # noqa: BLE001 - what breaks the comparison is a finding
             self.bad.append(f"comparing: {error!r}")
         self._finished.set_result(None)
+
+    async def _check_effects(self, session: str) -> None:
+        """Each is begun once, but for those that may be repeated under their key; and the record says what happened."""
+        calls: dict[str, ToolCall] = {}
+        for row in await self.store.load_messages(session, "talk"):
+            message = row.message
+            if isinstance(message, AssistantMessage):
+                calls |= {call.id: call for call in message.calls}
+            elif isinstance(message, ToolResult) and message.name in ("charge", "book", "renew"):
+                call = calls[message.call]
+                count, what = self.charges.pop(call.key, 0), f"{call.name} {call.args['n']}"
+                self.counts[f"{call.name} {message.outcome}"] += 1
+                again = call.name == "renew" or call.args["n"] % 4 == 0  # of a call that was refused, nothing happened
+                if count > 1 and not again:
+                    self.bad.append(f"{what} was charged {count} times")
+                if count < 1 and message.content == f"charged {call.args['n']}":
+                    self.bad.append(f"{what} is said to be charged")
+                if count > 0 and message.outcome == "not_run" and not again:
+                    self.bad.append(f"{what} is said not to have run")
+        for row in await self.store.journal_load(session):
+            self.bad.append(f"a row of the journal is left: {row.key} {row.state}")
 
     async def _said_once(self, session: str) -> Counter[str]:
         """What may be in the log of a session only once, however often somebody began to say it."""
@@ -708,6 +776,8 @@ async def document(store: MemoryStore, session: str) -> list[Any]:
                 if isinstance(content, dict) and not content.get("expired"):
                     content = content.get("error")
                 found[at] = (*found[at][:3], content)
+                if message.name == "book" and str(content).startswith("got input"):
+                    found.append(("user", str(content).removeprefix("got ")))  # a message that answered the question
             case DirectMessage():
                 found.append(("text", message.text))
             case _:

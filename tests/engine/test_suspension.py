@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
 
@@ -406,3 +407,29 @@ async def test_listeners_hear_of_it(clock: FakeClock) -> None:
         waits = await say(engine, "refund 5")
     assert [type(one).__name__ for one in heard][-4:] == ["Accepted", "Committed", "TurnSuspended", "TurnFinished"]
     assert next(one for one in heard if isinstance(one, TurnSuspended)).pending == waits.pending
+
+
+async def test_a_message_that_is_sent_twice_does_not_answer_the_question_that_it_led_to(ran: list[str]) -> None:
+    """The second comes to another process, which gets the session when the first has just been suspended."""
+    clock, asked_, go_on = FakeClock(), asyncio.Event(), anyio.Event()
+    store = open_store("memory://", clock=clock)
+
+    def slowly(request: Any) -> Any:
+        asked_.set()
+        return talk(request).gated(go_on)
+
+    models = {"scripted": ScriptedModel(default=slowly)}
+    one = Engine([DeskFlow], models=models, store=store, clock=clock, recovery_interval=None)
+    other = engine_on(store, clock)
+    other._core.owner = "another process"
+    async with one, other:
+        first = asyncio.ensure_future(say(one, "ask when", idempotency_key="k"))
+        await asked_.wait()
+        second = asyncio.ensure_future(say(other, "ask when", idempotency_key="k"))
+        await clock.advance(0)  # it has seen that the session is busy, and will look again
+        go_on.set()
+        waits = await first
+        assert waits.status == "suspended"
+        await clock.advance(5)
+        assert ids(await second) == ids(waits)
+    assert ran == ["ask when"]

@@ -16,8 +16,10 @@ from simulator_kit import World
 from stepwell.channels import memory
 from stepwell.engine import _ids, _publication, _turn
 from stepwell.engine._hold import Hold
+from stepwell.engine._journal import Journal
 from stepwell.engine._publication import Publication
 from stepwell.engine._turn import TurnTask
+from stepwell.errors import StaleWriterError
 from stepwell.sessions import Acquired
 
 SCHEDULES = 1_200
@@ -33,17 +35,15 @@ def _quiet() -> Generator[None]:
     logging.disable(logging.NOTSET)
 
 
-def play(
-    count: int, first: int = 0, *, stop: bool = False, waits: bool = False
-) -> tuple[dict[int, list[str]], Counter[str]]:
+def play(count: int, first: int = 0, *, stop: bool = False, **world: bool) -> tuple[dict[int, list[str]], Counter[str]]:
     """What went wrong, by seed, and how often things happened."""
     bad: dict[int, list[str]] = {}
     counts: Counter[str] = Counter()
     for seed in range(first, first + count):
-        world = World(seed, waits=waits).run()
-        counts += world.counts
-        if world.bad:
-            bad[seed] = world.bad
+        played = World(seed, **world).run()
+        counts += played.counts
+        if played.bad:
+            bad[seed] = played.bad
             if stop:
                 break
     return bad, counts
@@ -65,6 +65,15 @@ def test_every_turn_that_waits_gets_its_answers_and_ends() -> None:
     assert not bad, f"seeds {sorted(bad)[:10]}: {next(iter(bad.values()))[0]}"
     assert counts["answers"] > SCHEDULES
     assert counts["paid"] > SCHEDULES / 2
+
+
+@pytest.mark.timeout(180)
+def test_no_effect_happens_twice_and_the_record_says_what_happened() -> None:
+    bad, counts = play(SCHEDULES // 3, effects=True)
+    assert not bad, f"seeds {sorted(bad)[:10]}: {next(iter(bad.values()))[0]}"
+    assert counts["charge ok"] > SCHEDULES / 3
+    assert counts["charge unknown"] > SCHEDULES / 30
+    assert counts["answers"] > SCHEDULES / 400
 
 
 def test_a_seed_is_always_the_same_schedule() -> None:
@@ -224,6 +233,49 @@ def forgotten_by_the_next_commit(patch: pytest.MonkeyPatch) -> None:
 def test_a_rule_of_waiting_that_is_reversed_shows(reverse: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     reverse(monkeypatch)
     bad, _ = play(TO_BREAK, stop=True, waits=True)
+    assert bad, f"{reverse.__name__}: {reverse.__doc__} Nobody would notice."
+
+
+def nothing_is_said_before(patch: pytest.MonkeyPatch) -> None:
+    """An effect begins, and its intent is not in the journal."""
+
+    async def intend(self: Journal, calls: Any, attempt: int) -> None:
+        return None
+
+    patch.setattr(Journal, "intend", intend)
+
+
+def journal_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """Whoever takes a turn up runs its calls as if nobody had begun."""
+
+    async def load(self: Journal, calls: Any) -> None:
+        self.unread = False
+
+    patch.setattr(Journal, "load", load)
+
+
+def begins_without_the_lease(patch: pytest.MonkeyPatch) -> None:
+    """An effect begins although somebody else has taken the session over."""
+    intend = Journal.intend
+
+    async def whatever(self: Journal, calls: Any, attempt: int) -> None:
+        try:
+            await intend(self, calls, attempt)
+        except StaleWriterError:
+            return
+
+    patch.setattr(Journal, "intend", whatever)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "reverse",
+    [nothing_is_said_before, journal_is_forgotten, begins_without_the_lease],
+    ids=lambda reverse: reverse.__name__,
+)
+def test_a_rule_of_effects_that_is_reversed_shows(reverse: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    reverse(monkeypatch)
+    bad, _ = play(TO_BREAK, stop=True, effects=True)
     assert bad, f"{reverse.__name__}: {reverse.__doc__} Nobody would notice."
 
 

@@ -328,7 +328,9 @@ class TurnTask:
             head = await self._adopt(entered)
             if given.recovery:
                 return await self._finish_open(entered.inbox)
-            if given.answer and (seen := await self._stored(target)) is not None:
+            # What was said before, and lost its answer, must not answer what it has led to.
+            known = given.answer or (given.key if head.status == "suspended" else None)
+            if known and (seen := await self._stored(target)) is not None:
                 return seen
             if head.status == "suspended":
                 if (result := await self._wake(entered.inbox)) is not None:
