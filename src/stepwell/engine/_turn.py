@@ -235,11 +235,11 @@ class TurnTask:
     async def _units_until_done(self) -> TurnResult:
         machine = cast("FlowMachine", self._machine)
         while True:
-            self._hold.check()
             if self._units and machine.may_ask:
                 await self.look()
             if self._steers and machine.before_a_reply:
                 await self._take_steers()
+            self._hold.check()  # behind every wait: nothing may come between it and the unit
             done = await machine.advance()
             if done is not None:
                 await machine.clean_up()
