@@ -285,6 +285,32 @@ async def test_a_question_that_is_abandoned_leaves_the_call_unknown(
     assert await journal(store) == []
 
 
+async def test_an_answer_that_cannot_be_used_leaves_the_call_unknown(
+    bank: Bank, memory: SessionStore, clock: FakeClock
+) -> None:
+    class Deaf(PayStep):
+        id = "PayStep"
+        tool_errors = "report"
+
+        async def on_answer(self, request: Any, value: Any) -> Any:
+            raise ValueError("what was that?")
+
+    class DeafFlow(PayFlow):
+        id = "PayFlow"
+
+        def define_steps(self) -> list[Step[Any, Any]]:
+            return [Deaf(self)]
+
+    at = await points_until("ask", "ask")
+    await live(bank, memory, clock, Life(at), "ask")
+    async with engine_on(memory, clock, DeafFlow) as engine:
+        [session], _ = await memory.list()
+        waits = await engine.recover(session.id)
+        done = await engine.answer(session.id, waits.pending[0].id, "yes")
+    assert done.message == "ask unknown"
+    assert len(bank.tried) == 1
+
+
 # -- any crash
 
 
@@ -388,6 +414,18 @@ async def test_a_turn_that_fails_in_an_effect_keeps_the_effects_before_it(
         assert await journal(store) == []
         assert (await engine.run("PayFlow", "look", session_id=result.session_id)).message == "look ok"
     assert [name for name, _, _ in bank.tried] == ["fail", "crash"]
+
+
+async def test_scenario_C25_effects_beside_one_that_fails_the_turn_are_recorded(  # noqa: N802
+    bank: Bank, store: SessionStore, clock: FakeClock
+) -> None:
+    async with engine_on(store, clock, SideBySideFlow) as engine:
+        result = await engine.run("SideBySideFlow", "fail, crash, retry")
+        assert not result.success
+        assert await outcomes(store) == ["ok", "unknown", "ok"]
+        assert await state(store) == {"fail": "0::0", "retry": "0::2"}
+        assert await journal(store) == []
+        assert (await engine.run("SideBySideFlow", "look", session_id=result.session_id)).message == "look ok"
 
 
 async def test_an_effect_that_is_out_of_time_is_unknown(bank: Bank, memory: SessionStore) -> None:

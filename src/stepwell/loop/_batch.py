@@ -230,7 +230,7 @@ class Batch(msgspec.Struct):
                 value = await host.on_answer(request, answer.value)
             outcome, content = self._outcome(value, call.name)
         except Exception as error:  # noqa: BLE001 - as in `_perform`
-            return self._failed(call, error, on_error, value)
+            return self._failed(call, error, on_error, value, effect=bool(handler and handler.on_unknown))
         finally:
             scope.close()
         return self._ended(call, outcome, content, scope)
