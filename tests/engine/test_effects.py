@@ -742,6 +742,49 @@ async def test_an_effect_whose_intent_cannot_be_written_does_not_begin(
     assert bank.tried == []
 
 
+async def test_an_effect_that_cannot_be_repeated_after_all_is_unknown(
+    bank: Bank, memory: SessionStore, clock: FakeClock
+) -> None:
+    """A process died in it, and the next one's disk is full."""
+    at = await points_until("retry", "retry")
+    await live(bank, memory, clock, Life(at), "retry")
+    disk = Mortal(memory)
+
+    async def full(name: str, *_: Any) -> None:
+        if name == "journal_put":
+            raise StoreDataError("The disk is full.")
+
+    disk.before = full
+    [session], _ = await memory.list()
+    async with engine_on(disk, clock) as engine:
+        assert not (await engine.recover(session.id)).success
+    assert await outcomes(memory) == ["unknown"]
+    assert len(bank.tried) == 1
+
+
+async def test_an_effect_that_is_cancelled_before_it_is_repeated_is_unknown(
+    bank: Bank, memory: SessionStore, clock: FakeClock
+) -> None:
+    at = await points_until("retry", "retry")
+    await live(bank, memory, clock, Life(at), "retry")
+    disk = Mortal(memory)
+    stops: list[asyncio.Future[bool]] = []
+    [session], _ = await memory.list()
+
+    async def stop(name: str, *args: Any) -> None:
+        if name == "journal_put" and args[1].state == "intent" and not stops:
+            with CancelScope(shield=True):
+                stops.append(asyncio.ensure_future(engine.cancel(session.id)))
+                await asyncio.sleep(0)
+
+    disk.behind = stop
+    async with engine_on(disk, clock) as engine:
+        assert not (await engine.recover(session.id)).success
+        assert [await one for one in stops] == [True]
+    assert await outcomes(memory) == ["unknown"]
+    assert len(bank.tried) == 1
+
+
 async def test_a_result_that_cannot_be_written_counts_if_the_commit_comes(
     bank: Bank, memory: SessionStore, clock: FakeClock
 ) -> None:

@@ -258,7 +258,10 @@ class Batch(msgspec.Struct):
             try:
                 await self._intend(calls, attempt)
             except (RaceError, StoreError) as error:
-                return self._done(Ran(call, host.result(call, NOT_RUN, "not_run"), Stay(), None, error))
+                before = host.journal.recorded(call)
+                begun = before is not None and before.state != "refused"  # in another process, and may have happened
+                result = self._unknown(call) if begun else host.result(call, NOT_RUN, "not_run")
+                return self._done(Ran(call, result, Stay(), None, error))
         scope = host.open_call(call, after)
         for one in calls:
             self._start(one)
@@ -291,12 +294,13 @@ class Batch(msgspec.Struct):
     async def _intend(self, calls: Sequence[ToolCall], attempt: int) -> None:
         """Say that an effect is about to run; then nothing but its body may come."""
         journal = self.host.journal
+        before = journal.recorded(calls[0])
         await journal.intend(calls, attempt)
         if self.host.cancelled.is_set():
             try:
                 await checkpoint_if_cancelled()
             except BaseException:
-                await journal.ended(calls, Recorded("refused", attempt))
+                await journal.ended(calls, before or Recorded("refused"))
                 raise
 
     def _known(self, call: ToolCall, before: Recorded, handler: Handler | None) -> Ran | Waiting | None:
@@ -309,8 +313,10 @@ class Batch(msgspec.Struct):
         if policy == "ask":
             payload = {"tool": call.name, "args": call.args, "question": _DID_IT_HAPPEN}
             return self._wait(Waiting(call, Suspend(SuspendRequest("question", payload, id=request_id(call, "?")))))
-        content = nobody_knows("This call was interrupted")
-        return self._done(Ran(call, self.host.result(call, content, "unknown"), Stay()))
+        return self._done(Ran(call, self._unknown(call), Stay()))
+
+    def _unknown(self, call: ToolCall) -> ToolResult:
+        return self.host.result(call, nobody_knows("This call was interrupted"), "unknown")
 
     async def _together(self, handler: Handler) -> None:
         """One handler for all calls: one outcome, one result each."""
