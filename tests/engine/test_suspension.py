@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections import Counter
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,14 @@ import anyio
 import msgspec
 import pytest
 
-from stepwell import Engine, TurnResult
+from stepwell import Engine, Flow, Step, TurnResult
+from stepwell.channels import MemoryChannels
 from stepwell.engine import TurnSuspended
+from stepwell.engine._machine import FlowMachine
+from stepwell.engine._publication import Publication
+from stepwell.engine._stream import TurnStream
+from stepwell.engine._turn import TurnTask
+from stepwell.engine._working import History, Working
 from stepwell.errors import (
     InputTooLargeError,
     InvalidInputError,
@@ -20,8 +28,10 @@ from stepwell.errors import (
     UnknownRequestError,
     UnknownSessionError,
 )
+from stepwell.flow import Visit
+from stepwell.loop import Batch
 from stepwell.messages import HistoryCheck, ToolResult
-from stepwell.sessions import InboxRow, SessionStore, open_store
+from stepwell.sessions import InboxRow, SessionHead, SessionStore, open_store
 from stepwell.testing import FakeClock, ScriptedModel
 from suspension_flows import DeskFlow, DeskStep, talk
 
@@ -433,3 +443,36 @@ async def test_a_message_that_is_sent_twice_does_not_answer_the_question_that_it
         await clock.advance(5)
         assert ids(await second) == ids(waits)
     assert ran == ["ask when"]
+
+
+# -- for a long time
+
+
+def living(*kinds: type[Any]) -> dict[str, int]:
+    """How many objects of these types there are in this process."""
+    gc.collect()
+    found = Counter(type(one).__name__ for one in gc.get_objects() if isinstance(one, kinds))
+    return dict(found)
+
+
+async def test_a_hundred_sessions_wait_for_a_week_and_nothing_of_them_is_kept(
+    store: SessionStore, clock: FakeClock
+) -> None:
+    kinds = (Working, History, TurnTask, FlowMachine, Flow, Step, Publication, TurnStream, SessionHead, Visit, Batch)
+    channels = MemoryChannels(clock=clock)
+    async with engine_on(store, clock, channels=channels, recovery_interval=3600.0) as engine:
+        await clock.settle()
+        before, timers = living(*kinds), clock.timers
+        waits = [await say(engine, "refund 5, ask red") for _ in range(100)]
+        await clock.settle()
+        assert living(*kinds) == before
+        assert clock.timers < timers + 5  # those of the engine itself come and go
+        await clock.advance(3_600)
+        assert living(*kinds) == before
+    await clock.advance(7 * 86_400)
+    async with engine_on(store, clock, channels=channels) as engine:
+        for one in waits:
+            refund, red = ids(one)
+            await engine.answer(one.session_id, red, "R")
+            done = await engine.answer(one.session_id, refund, True)
+            assert done.message == "refund=refunded 5; ask={'answered': 'R'}"
