@@ -39,11 +39,14 @@ PEERS = {
 OURS: dict[str, dict[str, str]] = {"bare": {}, "stepwell": {}, "stepwell_cold": {"STEPWELL_WARM": "0"}}
 """What runs in this environment; the same adapter may run in several configurations."""
 
-BENCHES = ("import", "one_turn", "conv3", "stream", "persist", "growth", "fanout", "alloc")
+BENCHES = ("import", "one_turn", "conv3", "stream", "persist", "growth", "resume", "fanout", "alloc")
 CHANNEL_BENCHES = tuple(CHANNEL_MEASUREMENTS)
-DEFAULT_BENCHES = ("import", "one_turn", "conv3", "stream", "persist", "growth", *CHANNEL_BENCHES)
+DEFAULT_BENCHES = ("import", "one_turn", "conv3", "stream", "persist", "growth", "resume", *CHANNEL_BENCHES)
 ONCE = ("growth", "alloc")
 """Measured once for peers: a thousand turns take minutes there."""
+
+OWN = ("import", "resume")
+"""Measured of nobody else."""
 
 COLD_MATTERS = ("persist", "growth")
 OPTIONAL = ("pydantic_ai", "openai", "anthropic", "google.genai", "langchain_core", "starlette", "uvicorn", "psycopg")
@@ -70,7 +73,7 @@ class Plan:
             for bench in self.benches
             for subject in (self.backends.names if bench in CHANNEL_BENCHES else (*OURS, *self.peers))
             if not (subject == "stepwell_cold" and bench not in COLD_MATTERS)
-            and not (bench == "import" and subject != "stepwell")
+            and not (bench in OWN and subject != "stepwell")
             and not (run and bench in ONCE and subject in PEERS)
             and not (bench == "turn_bytes" and subject != "sqlite")
         ]

@@ -57,6 +57,7 @@ FIGURES = (
     Figure("alloc", "3 stages, peak", "KiB", "alloc", lambda r: r["conv3_peak_kib"]),
 )
 IMPORT = Figure("import", "import", "ms", "import", lambda r: r["import_ms"])
+RESUME = Figure("resume", "a session that waits goes on", "µs", "resume", lambda r: r["p50_us"])
 GROWTH = Figure("growth", "turn 1,000 : turn 10", "x", "growth", _growth)
 
 
@@ -85,7 +86,7 @@ PROCESSOR = (
     Figure("view_cpu", "token to a view", "µs", "token", _key("view_cpu_us")),
     Figure("join_cpu", "late join", "ms", "join", _key("join_cpu_ms")),
 )
-BY_KEY = {figure.key: figure for figure in (*FIGURES, *CHANNEL_FIGURES, *PROCESSOR, IMPORT, GROWTH)}
+BY_KEY = {figure.key: figure for figure in (*FIGURES, *CHANNEL_FIGURES, *PROCESSOR, IMPORT, RESUME, GROWTH)}
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,9 @@ BARS = (
     Bar("bytes", "stored bytes of that session", "SQLite, log folded", 4, 3, "KB", 1 / 1024),
     Bar("growth", "turn 1,000 against turn 10 of one session", "SQLite NORMAL, warm", 2, 1.2, "x"),
     Bar("stored_1000", "stored after 1,000 turns", "SQLite, log folded", 1, 0.5, "MB", 1 / 1024),
+    Bar(
+        "resume", "resume of a suspended session", "SQLite NORMAL, loaded from the file, one tool", 50, None, "ms", 1e-3
+    ),
     Bar("stream", "streaming in process, per token", "memory store, events to the caller", 5, 2, "µs"),
     Bar("view_cpu", "token to a client's view", "memory channel, roll-up 20 ms", 10, 5, "µs", subject="memory"),
     Bar("stored_cpu", "token stored", "SQLite channel NORMAL, roll-up 20 ms", 5, 2, "µs", subject="sqlite"),

@@ -41,6 +41,11 @@ async def main():
             await c.checkpoint(); b0 = c.stored_bytes(); i = iter(range(10**9)); cpu0 = time.process_time(); w0 = time.perf_counter()
             xs = await timed(lambda: c.conv3_persist(f"s{next(i)}"), N, float(os.environ.get("BUDGET", "60"))); out.update(summ(xs)); out["cpu_us"] = round((time.process_time() - cpu0) / len(xs) * 1e6)
             await c.checkpoint(); out["bytes_per_session"] = round((c.stored_bytes() - b0) / len(xs))
+        elif bench == "resume":
+            N = int(os.environ.get("SESSIONS", "100")); i = iter(await c.suspend(N + 10))
+            assert await expect(lambda: c.resume(next(i)), 1, 1) == common.ANSWER
+            for _ in range(9): await c.resume(next(i))
+            gc.collect(); cpu0 = time.process_time(); out.update(summ(await timed(lambda: c.resume(next(i)), N)))
         elif bench == "growth":
             marks = [10, 100, 1000]; ts = []; bts = {}; lat = {}; t00 = time.perf_counter()
             for _ in range(3): await c.chat_turn("warm")

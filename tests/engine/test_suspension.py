@@ -431,7 +431,7 @@ async def test_a_message_that_is_sent_twice_does_not_answer_the_question_that_it
     models = {"scripted": ScriptedModel(default=slowly)}
     one = Engine([DeskFlow], models=models, store=store, clock=clock, recovery_interval=None)
     other = engine_on(store, clock)
-    other._core.owner = "another process"
+    other._core.owner = "another process"  # pyright: ignore[reportPrivateUsage]
     async with one, other:
         first = asyncio.ensure_future(say(one, "ask when", idempotency_key="k"))
         await asked_.wait()

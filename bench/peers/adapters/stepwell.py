@@ -7,6 +7,8 @@
 * Sessions stay warm between the turns of a process (the default): `acquire` compares revision and epoch with the store
   and takes the lease there, but does not read the history again. `STEPWELL_WARM=0` turns that off: every turn then
   loads head and messages from the store, as the peers do.
+* `resume`: sessions that wait for an approval in the file; nothing of them is in memory. Each is answered: it is
+  loaded, its tool runs, and the model is called once more.
 * Fan-out comes with a later part.
 """
 
@@ -110,6 +112,27 @@ class C(Stage):
     pass
 
 
+class Guarded(Step):
+    """A stage whose tool waits for an approval."""
+
+    def get_prompt(self):
+        return SYS["A"]
+
+    @tool(approval=True)
+    async def lookup(self, q: str) -> str:
+        """Look up q."""
+        tool_called()
+        return "42"
+
+
+class WaitingFlow(Flow):
+    def config_model(self):
+        return "fake:model"
+
+    def define_steps(self):
+        return [Guarded(self)]
+
+
 class ChatFlow(Flow):
     def config_model(self):
         return "fake:model"
@@ -134,7 +157,9 @@ class Adapter(Base):
         await super().setup(tmp)
         self.model = Fake()
         self.memory, self.stored = [
-            await Engine.create([ChatFlow, StagesFlow], models={"fake": self.model}, store=store, warm_sessions=WARM)
+            await Engine.create(
+                [ChatFlow, StagesFlow, WaitingFlow], models={"fake": self.model}, store=store, warm_sessions=WARM
+            )
             for store in ("memory://", f"sqlite:///{self.db_path}")
         ]
         self.sessions = {}
@@ -159,6 +184,12 @@ class Adapter(Base):
         result = await self.stored.run_or_raise("ChatFlow", USER, session_id=self.sessions.get(sid))
         self.sessions[sid] = result.session_id
         return result.message
+
+    async def suspend(self, n):
+        return [await self.stored.run_or_raise("WaitingFlow", USER) for _ in range(n)]
+
+    async def resume(self, waits):
+        return (await self.stored.answer(waits.session_id, waits.pending[0].id, True)).message
 
     async def stream(self, n):
         self.model.text = (*(TextDelta(TOK) for _ in range(n)), Finish(stop=StopReason.COMPLETE))

@@ -12,7 +12,7 @@ from stepwell.flow._host import StepHost
 from stepwell.flow._returned import as_message, attach, checked, json_text
 from stepwell.flow._runtime import UnitRuntime
 from stepwell.flow._step import Step
-from stepwell.loop import Accepted, Answer, Batch, Terminal, run_round
+from stepwell.loop import Accepted, Answer, Batch, Ran, Terminal, Waiting, run_round
 from stepwell.messages import AssistantMessage, DirectMessage, JsonValue, Message, ToolCall, ToolResult, UserMessage
 from stepwell.models import Candidate, StopReason
 from stepwell.outcomes import Cleanup, Direct, DirectTo, Finish, Go, Outcome, Stay, Suspend, SuspendRequest
@@ -208,10 +208,10 @@ class Visit:
         finally:
             for ran in (*self.batch.finished.values(), *self.batch.waiting.values()):
                 self.cleanups.extend(ran.outcome.cleanup)
-        ended = [*done.ran, *done.waiting]
+        ended: Sequence[Ran | Waiting] = done.ran
         if done.waiting:
             order = {call.id: at for at, call in enumerate(calls)}
-            ended.sort(key=lambda one: order[one.call.id])
+            ended = sorted([*done.ran, *done.waiting], key=lambda one: order[one.call.id])
         for one in ended:
             if one.scope is not None:
                 self.runtime.apply(one.scope)

@@ -157,6 +157,8 @@ class Batch(msgspec.Struct):
         for entry in ran:
             if entry.error is not None:
                 raise entry.error
+        if not self.waiting:
+            return BatchResult(ran, self._choose(ran))
         waiting = [self.waiting[call.id] for call in self.calls if call.id in self.waiting]
         chosen = self._choose([*ran, *waiting])
         return BatchResult(ran, Stay() if isinstance(chosen, Suspend) else chosen, waiting)
@@ -184,7 +186,7 @@ class Batch(msgspec.Struct):
 
     async def _one(self, call: ToolCall, found: _Found, after: CallScope | None) -> Ran | Waiting:
         host = self.host
-        answer = self.answers.get(call.id)
+        answer = self.answers.get(call.id) if self.answers else None
         if answer is not None and not _goes_on(answer, call, found):
             return await self._answered(call, answer, found, after)
         before = host.journal.recorded(call, after)
@@ -207,7 +209,7 @@ class Batch(msgspec.Struct):
             return self._refuse(call, str(error))
         except Exception as error:  # noqa: BLE001 - a validator of the author's raised
             return self._failed(call, error, on_error)
-        if answer is None and (request := handler.request(call)) is not None:
+        if handler.asks is not None and answer is None and (request := handler.request(call)) is not None:
             return self._wait(Waiting(call, Suspend(request)))
         return await self._perform((call,), handler, arguments, context, timeout, on_error, after)
 
