@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from engine_flows import BookFlow, FaultyStore, TalkFlow, TalkStep
+from flow_kit import flow_of
 from stepwell import Engine, FilePart, Step, TextPart, UserMessage, tool
 from stepwell.engine import Accepted, Committed, Limits, Superseded, TextDelta, ToolFinished, TurnFinished, TurnStarted
 from stepwell.engine._owner import owner_id
@@ -57,6 +58,26 @@ async def test_a_first_turn_makes_a_session_and_says_everything_about_itself() -
         "TurnFinished",
     ]  # fmt: skip
     assert h.shown == "Hello."
+
+
+async def test_a_tool_may_run_a_turn_of_another_session() -> None:
+    """What that turn writes is its own, and no part of the call."""
+
+    class Outer(Step):
+        @tool
+        async def ask(self) -> str:
+            inner = await h.engine.run("TalkFlow", "inside")
+            self.save_state({"inner": inner.session_id})
+            return inner.message
+
+    model = ScriptedModel([Reply.tool_calls(Call("ask")), "Inner.", "Outer."])
+    h = TurnHarness(flow_of(Outer), model=model, also=(TalkFlow,))
+    async with h:
+        assert (await h.say("hi")).message == "Outer."
+        inner = (await h.state("Outer"))["inner"]
+        messages = [row.message for row in await h.store.load_messages(inner, "TalkStep")]
+        assert [m.text for m in messages] == ["inside", "Inner."]  # type: ignore[union-attr]
+        assert roles(await h.history("Outer")) == ["user", "assistant", "tool", "assistant"]
 
 
 async def test_the_next_turn_goes_on_with_the_same_session() -> None:

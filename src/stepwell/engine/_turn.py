@@ -73,7 +73,7 @@ from ._suspension import (
     unknown_request,
     waiting,
 )
-from ._working import Working
+from ._working import Working, leave_calls
 
 if TYPE_CHECKING:
     from stepwell.transport import ChannelWriter
@@ -161,6 +161,7 @@ class TurnTask:
 
     async def main(self) -> None:
         """Run the turn. Raises nothing: the outcome is in `result` and `error`."""
+        leave_calls()
         timeout = self._given.definition.cls.turn_timeout
         timer = None
         if timeout is not None:

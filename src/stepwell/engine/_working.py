@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ._core import Core
     from ._journal import Journal
 
-__all__ = ["History", "Scope", "Working"]
+__all__ = ["History", "Scope", "Working", "leave_calls"]
 
 StateOp = Literal["save", "merge", "remove"]
 
@@ -57,6 +57,11 @@ _NEVER = CancelSignal()
 """Outside of a turn nothing is cancelled."""
 
 _scope: ContextVar[Scope | None] = ContextVar("stepwell_call_scope", default=None)
+
+
+def leave_calls() -> None:
+    """What this task does is no part of a tool call, also where a handler started it."""
+    _scope.set(None)
 
 
 class Scope:
