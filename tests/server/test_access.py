@@ -13,7 +13,7 @@ import pytest
 from server.kit import FLOWS, application, served
 from stepwell.errors import InvalidInputError, MigrationError, NewerSchemaError
 from stepwell.server import create_app, serve
-from stepwell.server._guard import is_loopback
+from stepwell.server._access import is_loopback
 from stepwell.testing import ScriptedModel
 
 pytestmark = pytest.mark.anyio

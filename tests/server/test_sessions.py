@@ -9,7 +9,7 @@ import pytest
 
 from server.kit import served
 from stepwell.errors import StoreBusyError
-from stepwell.server import _routes
+from stepwell.server import _api
 
 pytestmark = pytest.mark.anyio
 
@@ -81,7 +81,7 @@ async def test_not_ready_without_the_store(monkeypatch: pytest.MonkeyPatch) -> N
         assert (answer.status_code, answer.json()["code"]) == (503, "store_busy")
         assert answer.headers["retry-after"] == "1"
         assert "/srv" not in answer.text
-        monkeypatch.setattr(_routes, "_READY_SECONDS", 0.01)
+        monkeypatch.setattr(_api, "_READY_SECONDS", 0.01)
         monkeypatch.setattr(s.engine.store, "list", stuck)
         answer = await s.client.get("/readyz")
         assert (answer.status_code, answer.json()["code"]) == (503, "store_busy")

@@ -58,6 +58,7 @@ class TurnOptions(TypedDict, total=False):
     on_busy: BusyPolicy | None
     busy_timeout: float | None
     on_suspended: Literal["error", "abandon"] | None
+    create_session: bool
 
 
 class Engine:
@@ -215,6 +216,7 @@ class Engine:
         on_busy: BusyPolicy | None = None,
         busy_timeout: float | None = None,
         on_suspended: Literal["error", "abandon"] | None = None,
+        create_session: bool = False,
     ) -> TurnResult:
         """Run one turn and return its result; a failure of the turn is in the result.
 
@@ -229,6 +231,7 @@ class Engine:
             on_suspended: What to do while the session waits for answers. A single question is answered by the message
                 either way. `error`: `SessionSuspendedError`; `abandon`: cancel the run that waits, and begin a new
                 turn; the flow's by default.
+            create_session: Begin the session under `session_id` if there is none; otherwise that is an error.
 
         Raises:
             CallerError: Misuse: unknown flow or session, an input that is not acceptable, a closed engine.
@@ -244,6 +247,7 @@ class Engine:
             on_busy=on_busy,
             busy_timeout=busy_timeout,
             on_suspended=on_suspended,
+            create_session=create_session,
         )
         await self._finish(turn, owner)
         if isinstance(turn.error, _MISUSE):
@@ -304,6 +308,7 @@ class Engine:
         on_busy: BusyPolicy | None = None,
         busy_timeout: float | None = None,
         on_suspended: Literal["error", "abandon"] | None = None,
+        create_session: bool = False,
     ) -> tuple[TurnTask, bool]:
         """Start a turn, or attach to the one that runs under the same key; and whether it was started."""
         self._check_running()
@@ -320,6 +325,7 @@ class Engine:
             on_busy=on_busy or cls.on_busy,
             busy_timeout=cls.busy_timeout if busy_timeout is None else busy_timeout,
             on_suspended=on_suspended or cls.on_suspended,
+            create=create_session,
         )
         index = (definition.id, session_id, key) if key is not None else None
         if index is not None and (running := self._by_key.get(index)) is not None:

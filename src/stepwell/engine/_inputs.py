@@ -57,6 +57,7 @@ class TurnInput(msgspec.Struct, frozen=True, kw_only=True):
     answer: str | None = None  # nobody says anything: this request is answered, in the inbox
     on_suspended: Literal["error", "abandon"] = "error"
     recovery: bool = False  # see `recovery_of`
+    create: bool = False  # a session that is not there is begun, under that id
 
     @property
     def digest(self) -> bytes:

@@ -303,8 +303,9 @@ class TurnTask:
         """Acquire or create the session and open the turn; or the stored result of the same input."""
         given = self._given
         target = given.session_id
-        if target is None:
-            target = session_id_from(given.definition.id, given.key) if given.key else None
+        if target is None or given.create:
+            if target is None and given.key:
+                target = session_id_from(given.definition.id, given.key)
             known = target is not None and await self._core.exists(target)
             if not known and await self._create(target or new_id()):
                 return None

@@ -8,6 +8,7 @@ except ImportError as error:
 
 from ._app import ServerApp, create_app
 from ._conversations import Agent
+from ._jwt import JwtAuth
 from ._serve import serve
 
-__all__ = ["Agent", "ServerApp", "create_app", "serve"]
+__all__ = ["Agent", "JwtAuth", "ServerApp", "create_app", "serve"]

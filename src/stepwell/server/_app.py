@@ -23,10 +23,13 @@ from stepwell.sessions import SessionStore
 from stepwell.transport import Codec
 from stepwell.wire import ChannelProvider
 
+from ._access import Access, caller_of
+from ._api import Api
 from ._conversations import Agent, Conversations
-from ._guard import Access, Guard
+from ._guard import Guard
+from ._jwt import JwtAuth
 from ._problems import problem_of, stopping
-from ._routes import ROUTES, Api, Endpoint
+from ._routes import ROUTES, Endpoint
 
 __all__ = ["ServerApp", "create_app"]
 
@@ -65,6 +68,7 @@ def create_app(
     models: Providers | Mapping[str, ModelGateway] | None = None,
     store: SessionStore | str = "memory://",
     api_keys: Iterable[str] | None = None,
+    jwt: JwtAuth | None = None,
     no_auth: bool = False,
     agents: Mapping[str, Agent] | Agent | None = None,
     channels: ChannelProvider | str | None = None,
@@ -81,8 +85,9 @@ def create_app(
     the caller's to start and close. Another application may mount it; mounting does not run a lifespan, so then either
     give it an engine, or run `app.lifespan()` inside that of the other.
 
-    Who may call: with keys, whoever presents one. Without, callers of this machine only (no proxy, no other host
-    name, no page of another origin). With `no_auth`, everybody: something around the application has to decide.
+    Who may call: with keys, whoever presents one, or a token that is accepted. Without, callers of this machine only
+    (no proxy, no other host name, no page of another origin). With `no_auth`, everybody: something around the
+    application has to decide.
 
     Args:
         engine: An engine; instead of all of its options.
@@ -91,6 +96,7 @@ def create_app(
         store: See `Engine`.
         api_keys: Keys, each `KEY` or `NAME:KEY`; by default those of `STEPWELL_API_KEYS` (comma separated).
             Idempotency keys of callers with different names never meet.
+        jwt: What tokens are accepted; by default what the environment says (see `JwtAuth.from_env`).
         no_auth: See above.
         agents: Agents that answer inputs on channels, by name, or the only one. Each is called with its `AgentRun`,
             which is started, and which is ended when the call is over.
@@ -110,7 +116,7 @@ def create_app(
         TypeError: Both an engine and options of one, or neither and no agents.
     """
     conversations = make_conversations(agents, channels, codec, channel_prefix)
-    access = Access(api_keys, no_auth=no_auth, origins=cors)
+    access = Access(api_keys, jwt=jwt, no_auth=no_auth, origins=cors)
     given = engine_options(engine, flows, models, store, options, alone=conversations is not None)
     made = engine or Engine(**given)
     return ServerApp(
@@ -152,6 +158,7 @@ class ServerApp:
         body_bytes: Limit of a body.
         accepting: Whether new turns may begin.
         conversations: The channels it serves, if it does.
+        routes: What it answers.
     """
 
     def __init__(
@@ -170,6 +177,7 @@ class ServerApp:
         self.body_bytes = 4 * engine.limits.message_bytes if body_bytes is None else body_bytes
         self.accepting = True
         self.conversations = conversations
+        self.routes = ROUTES
         self._owned = owned
         self._grace = grace
         self._api = Api(self)
@@ -216,6 +224,8 @@ class ServerApp:
                 request.scope[_SCOPE] = scope
                 self._reads.add(scope)
                 try:
+                    if route.needs is not None:
+                        caller_of(request.scope).check(route.needs)
                     return await route.answer(self._api, request)
                 except Exception as error:
                     problem = problem_of(error)

@@ -83,7 +83,12 @@ def document(routes: Sequence[Endpoint], keys: bool, root: str) -> dict[str, Any
         "components": {
             "schemas": {"Problem": _PROBLEM, **msgspec_parts, **cast("dict[str, Any]", pydantic_parts["$defs"])},
             "securitySchemes": {
-                "bearer": {"type": "http", "scheme": "bearer"},
+                "bearer": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "An API key, or a JSON web token whose `capabilities` say what it may do (`admin`: "
+                    "everything) and whose `sessions` or `session_prefix` may limit it.",
+                },
                 "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
             },
         },
@@ -98,8 +103,9 @@ def _operation(route: Endpoint, body: Any, result: Any, keys: bool) -> dict[str,
         "tags": ["ai" if route.path.startswith("/ai/") else "v1" if route.path.startswith("/v1/") else "operations"],
         "responses": _responses(route, result, keys),
     }
-    if route.description:
-        operation["description"] = route.description
+    needs = f"A token needs the capability `{route.needs}`." if route.needs else ""
+    if described := " ".join(part for part in (route.description, needs) if part):
+        operation["description"] = described
     if parameters := _parameters(route):
         operation["parameters"] = parameters
     if body is not None:

@@ -21,9 +21,10 @@ from stepwell.sessions import SessionStore
 from stepwell.transport import Codec
 from stepwell.wire import ChannelProvider
 
+from ._access import Access, is_loopback
 from ._app import ServerApp, engine_options, make_conversations
 from ._conversations import Agent
-from ._guard import Access, is_loopback
+from ._jwt import JwtAuth
 
 __all__ = ["Server", "serve"]
 
@@ -40,6 +41,7 @@ def serve(
     port: int = 8000,
     grace: float = 20.0,
     api_keys: Iterable[str] | None = None,
+    jwt: JwtAuth | None = None,
     no_auth: bool = False,
     agents: Mapping[str, Agent] | Agent | None = None,
     channels: ChannelProvider | str | None = None,
@@ -67,6 +69,7 @@ def serve(
         port: Port; 0 takes a free one.
         grace: See above, seconds.
         api_keys: See `create_app`. Needed on a host that is not loopback.
+        jwt: See `create_app`.
         no_auth: Ask for no keys although there are some; only on loopback.
         agents: See `create_app`.
         channels: See `create_app`.
@@ -82,11 +85,11 @@ def serve(
         FlowDefinitionError: A flow is wrong.
         LlmSetupError: A model of a flow cannot be called, or its client library is missing.
     """
-    access = Access(api_keys, no_auth=no_auth, local=True, origins=cors)
+    access = Access(api_keys, jwt=jwt, no_auth=no_auth, local=True, origins=cors)
     if access.mode != "keys" and not is_loopback(host):
         raise InvalidInputError(
-            f"{host} can be reached from other machines, so callers need API keys: set STEPWELL_API_KEYS, or listen on "
-            "127.0.0.1.",
+            f"{host} can be reached from other machines, so callers need API keys or tokens: set STEPWELL_API_KEYS or "
+            "STEPWELL_JWT_SECRET, or listen on 127.0.0.1.",
             "/host",
         )
     conversations = make_conversations(agents, channels, codec, channel_prefix)
