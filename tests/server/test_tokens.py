@@ -45,7 +45,7 @@ def bearer(**claims: Any) -> dict[str, str]:
         (token(sub="x" * 256), "sub is text"),
         (token(nbf=time.time() + 600), "it is not valid yet"),
         (token(algorithm="HS512"), "its algorithm is not the one"),
-        (jwt.encode({"sub": "ana"}, None, "none"), "its algorithm is not the one"),
+        (jwt.encode({"sub": "ana"}, "", "none"), "its algorithm is not the one"),
         (token(capabilities=7), "capabilities is an array"),
         (token(capabilities={"admin": True}), "capabilities is an array"),
         (token(sessions=[1]), "sessions is an array"),

@@ -44,7 +44,7 @@ for _order, (_name, _help) in enumerate(_COMMANDS.items()):
 app["--help"].group = app["--version"].group = "Options"
 
 
-_OPTIONS = ("/store", "/channels", "/after", "/host", "/port", "/api_keys", "/session_id")
+_OPTIONS = ("/store", "/channels", "/after", "/host", "/port", "/api_keys", "/jwt", "/session_id")
 """Where an `InvalidInputError` is about what was typed on the command line."""
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import re
+from pathlib import Path
 from typing import Annotated, Final
 
 from cyclopts import Parameter
@@ -14,6 +16,7 @@ from ._terminal import CommandError, Terminal, UsageError
 
 __all__ = ["serve"]
 
+_NEEDED: Final = ("starlette", "uvicorn", "jwt", "prometheus_client")
 _ORIGIN: Final = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
@@ -44,6 +47,21 @@ def serve(
             help="KEY or NAME:KEY that callers may use; may be repeated. Better in STEPWELL_API_KEYS, with commas.",
         ),
     ] = None,
+    jwt_key_file: Annotated[
+        Path | None,
+        Parameter(
+            name="--jwt-key-file",
+            env_var="STEPWELL_JWT_KEY_FILE",
+            help="Accept tokens that are signed with the secret, or for the public key (PEM), in this file. "
+            "STEPWELL_JWT_SECRET holds a secret itself.",
+        ),
+    ] = None,
+    jwt_audience: Annotated[
+        str, Parameter(name="--jwt-audience", env_var="STEPWELL_JWT_AUDIENCE", help="Audience of tokens.")
+    ] = "stepwell",
+    jwt_issuer: Annotated[
+        str | None, Parameter(name="--jwt-issuer", env_var="STEPWELL_JWT_ISSUER", help="Who has to have issued them.")
+    ] = None,
     no_auth: Annotated[
         bool, Parameter(name="--no-auth", negative="", help="Ask for no keys; only on a loopback address.")
     ] = False,
@@ -67,8 +85,8 @@ def serve(
     Without agents, others that have the same channels write what is streamed. Turns of flows are not on
     channels.
 
-    Callers send a key as "Authorization: Bearer KEY". Without keys only this machine is answered, on a loopback
-    address. On SIGTERM or Ctrl-C running turns get --grace seconds; those still open are left for recovery.
+    Callers send a key, or a token, as "Authorization: Bearer ...". Without keys only this machine is answered, on a
+    loopback address. On SIGTERM or Ctrl-C running turns get --grace seconds; those still open are left for recovery.
     """
     if not (targets or agent or channels):
         raise UsageError(
@@ -81,7 +99,9 @@ def serve(
         raise UsageError("--grace is a number of seconds from 0.")
     if wrong := [origin for origin in cors or () if not _ORIGIN.fullmatch(origin)]:
         raise UsageError(f"--cors {wrong[0]} is no origin: write it as https://host or https://host:port, or *.")
-    if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
+    if missing := [
+        name for name in ("starlette", "uvicorn", "jwt", "prometheus_client") if importlib.util.find_spec(name) is None
+    ]:
         raise CommandError(f"The server needs {' and '.join(missing)}: pip install 'stepwell[server]'.")
     from ._targets import load_agents, load_flows, load_providers
 
@@ -102,8 +122,12 @@ def serve(
         else:
             terminal.line(f"Serving {', '.join([*names, *agents]) or 'channels'} at {url} (Ctrl-C stops)", "green")
 
+    from stepwell.server import JwtAuth
     from stepwell.server import serve as run
 
+    environ = {**os.environ, "STEPWELL_JWT_AUDIENCE": jwt_audience, "STEPWELL_JWT_ISSUER": jwt_issuer or ""}
+    if jwt_key_file is not None:
+        environ["STEPWELL_JWT_KEY_FILE"] = str(jwt_key_file)
     run(
         flows=flows,
         store=store,
@@ -111,6 +135,7 @@ def serve(
         host=host,
         port=port,
         api_keys=api_key,
+        jwt=None if no_auth else JwtAuth.from_env(environ),
         no_auth=no_auth,
         agents=agents or None,
         channels=channels or (DEFAULT_CHANNELS if agents else None),
