@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,6 +174,33 @@ async def until(happened: Callable[[], object]) -> None:
     """Let the loop run until it did."""
     while not happened():
         await asyncio.sleep(0)
+
+
+class Event(dict[str, Any]):
+    """An event of a stream."""
+
+
+async def events_of(response: httpx.Response) -> AsyncIterator[Event]:
+    fields: dict[str, str] = {}
+    async for line in response.aiter_lines():
+        if line.startswith(":"):
+            continue
+        if line:
+            key, _, value = line.partition(": ")
+            fields[key] = value
+        elif fields:
+            yield Event(fields, data=json.loads(fields["data"]))
+            fields = {}
+
+
+async def until_event(events: AsyncIterator[Event], done: Callable[[Event], object]) -> list[Event]:
+    seen: list[Event] = []
+    async with asyncio.timeout(10):
+        async for event in events:
+            seen.append(event)
+            if done(event):
+                return seen
+    raise AssertionError(f"the stream ended after {seen}")
 
 
 class Process:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.kit import listening, served
+from server.kit import Event, events_of, listening, served, until_event
 from stepwell.channels import MemoryChannels
 from stepwell.channels.memory import MemoryChannel
 from stepwell.errors import ChannelBusyError
@@ -23,39 +23,12 @@ pytestmark = pytest.mark.anyio
 SESSION = "s1"
 
 
-class Event(dict[str, Any]):
-    """An event of a stream."""
-
-
-async def events_of(response: httpx.Response) -> AsyncIterator[Event]:
-    fields: dict[str, str] = {}
-    async for line in response.aiter_lines():
-        if line.startswith(":"):
-            continue
-        if line:
-            key, _, value = line.partition(": ")
-            fields[key] = value
-        elif fields:
-            yield Event(fields, data=json.loads(fields["data"]))
-            fields = {}
-
-
 @asynccontextmanager
 async def watching(client: httpx.AsyncClient, query: str = "", **headers: str) -> AsyncGenerator[AsyncIterator[Event]]:
     async with client.stream("GET", f"/v1/sessions/{SESSION}/events{query}", headers=headers) as response:
         assert response.status_code == 200
         assert response.headers["content-type"].startswith("text/event-stream")
         yield events_of(response)
-
-
-async def until(events: AsyncIterator[Event], done: Any) -> list[Event]:
-    seen: list[Event] = []
-    async with asyncio.timeout(10):
-        async for event in events:
-            seen.append(event)
-            if done(event):
-                return seen
-    raise AssertionError(f"the stream ended after {seen}")
 
 
 class Conversation:
@@ -141,11 +114,11 @@ async def site() -> AsyncIterator[Site]:
 async def test_an_input_is_answered_and_watched(site: Site) -> None:
     async with site.client_session() as session, watching(site.client, "?view=1") as events:
         conversation = Conversation()
-        conversation.take((await until(events, lambda event: event["event"] == "snapshot"))[-1])
+        conversation.take((await until_event(events, lambda event: event["event"] == "snapshot"))[-1])
         assert conversation.texts == []
         run, response = await site.say(session, "hi")
         assert response.status_code == 200
-        await until(
+        await until_event(
             events,
             lambda event: conversation.take(event).runs.get(response.json()["runId"], {}).get("status") == "complete",
         )
@@ -167,7 +140,7 @@ async def test_the_same_invocation_again_is_the_same_run(site: Site) -> None:
         assert again.json() == first.json()
         await run.cancel()
         async with watching(site.client, "?history=1") as events:
-            await until(events, lambda event: event["data"].get("name") == "ai-run-end")
+            await until_event(events, lambda event: event["data"].get("name") == "ai-run-end")
         after = await site.client.post(f"/v1/sessions/{SESSION}/invocations", json=run.to_invocation().to_json())
         assert after.json() == first.json()
         assert site.calls == ["wait"]
@@ -175,10 +148,10 @@ async def test_the_same_invocation_again_is_the_same_run(site: Site) -> None:
 
 async def test_the_log_is_streamed_and_continued_from_any_event(site: Site) -> None:
     async with watching(site.client) as events:
-        [ready] = await until(events, lambda event: event["event"] == "ready")
+        [ready] = await until_event(events, lambda event: event["event"] == "ready")
         async with site.client_session() as session:
             await site.say(session, "hi")
-        seen = await until(events, lambda event: event["data"].get("name") == "ai-run-end")
+        seen = await until_event(events, lambda event: event["data"].get("name") == "ai-run-end")
     names = [event["data"].get("name") for event in seen if event["data"].get("name")]
     assert names[:3] == ["ai-input", "ai-run-start", "ai-step-start"]
     assert names[-2:] == ["ai-step-end", "ai-run-end"]
@@ -187,12 +160,12 @@ async def test_the_log_is_streamed_and_continued_from_any_event(site: Site) -> N
         async with watching(site.client, **{"Last-Event-ID": event["id"]}) as events:
             assert (await anext(events))["event"] == "ready"
             if place < len(seen):
-                rest = await until(events, lambda event: event["data"].get("name") == "ai-run-end")
+                rest = await until_event(events, lambda event: event["data"].get("name") == "ai-run-end")
                 assert rest[-1]["id"] == seen[-1]["id"]
     async with watching(site.client, f"?after={ready['id']}") as events:
-        again = await until(events, lambda event: event["data"].get("name") == "ai-run-end")
+        again = await until_event(events, lambda event: event["data"].get("name") == "ai-run-end")
     async with watching(site.client, "?history=1") as events:
-        whole = await until(events, lambda event: event["event"] == "ready")
+        whole = await until_event(events, lambda event: event["event"] == "ready")
     serials = sorted({event["data"]["serial"] for event in seen})
     assert sorted({event["data"]["serial"] for event in again if event["event"] == "message"}) == serials
     assert [event["data"]["serial"] for event in whole[:-1]] == serials
@@ -203,9 +176,9 @@ async def test_a_deleted_channel_is_a_gap(site: Site) -> None:
         await anext(events)
         async with site.client_session() as session:
             await site.say(session, "hi")
-        await until(events, lambda event: event["data"].get("name") == "ai-run-end")
+        await until_event(events, lambda event: event["data"].get("name") == "ai-run-end")
         await site.channels.delete(SESSION)
-        [*_, gap] = await until(events, lambda event: event["event"] == "gap")
+        [*_, gap] = await until_event(events, lambda event: event["event"] == "gap")
         assert (gap["data"], gap.get("id")) == ({}, None)
 
 
@@ -226,7 +199,7 @@ async def test_a_client_publishes_inputs_and_cancels(site: Site) -> None:
             f"/v1/sessions/{SESSION}/inputs", json={"messages": [{"name": "ai-cancel", "extras": cancel}]}
         )
         assert len(done.json()["serials"]) == 1
-        [*_, end] = await until(events, lambda event: event["data"].get("name") == "ai-run-end")
+        [*_, end] = await until_event(events, lambda event: event["data"].get("name") == "ai-run-end")
     assert end["data"]["extras"]["ai"]["transport"]["run-reason"] == "cancelled"
 
 
@@ -234,7 +207,7 @@ async def test_an_agent_that_raises_ends_its_run_with_an_error(site: Site, caplo
     async with site.client_session() as session, watching(site.client) as events:
         _, response = await site.say(session, "break")
         assert response.status_code == 200
-        [*_, end] = await until(events, lambda event: event["data"].get("name") == "ai-run-end")
+        [*_, end] = await until_event(events, lambda event: event["data"].get("name") == "ai-run-end")
     transport = end["data"]["extras"]["ai"]["transport"]
     assert (transport["run-reason"], transport.get("error-code")) == ("error", "104008")
     assert "secret text" not in json.dumps(transport) + caplog.text
@@ -245,7 +218,7 @@ async def test_a_suspended_run_stays_suspended(site: Site) -> None:
     async with site.client_session() as session, watching(site.client, "?view=1") as events:
         conversation = Conversation()
         await site.say(session, "suspend")
-        await until(
+        await until_event(
             events,
             lambda event: [run["status"] for run in conversation.take(event).runs.values()] == ["suspended"],
         )
@@ -320,7 +293,7 @@ async def test_a_server_that_stops_lets_its_watchers_go_and_leaves_runs_open() -
 
     app = create_app(agents=agent, channels=channels)
     async with httpx.AsyncClient() as client:
-        async with listening(app) as server:
+        async with listening(app, grace=0.0) as server:
             client.base_url = httpx.URL(server.url)
             async with ClientSession(await channels.open(SESSION), UIMessageCodec()) as session:
                 run = await session.view.send(session.codec.create_user_message("hi"))

@@ -52,6 +52,8 @@ async def test_every_route_is_in_it() -> None:
         ("POST", "/v1/sessions/{id}/invocations"),
         ("POST", "/v1/sessions/{id}/inputs"),
         ("POST", "/v1/sessions/{id}/cancel"),
+        ("POST", "/v1/sessions/{id}/steer"),
+        ("POST", "/v1/sessions/{id}/answers"),
         ("POST", "/ai/run"),
         ("GET", "/ai/flows"),
         ("POST", "/ai/end"),

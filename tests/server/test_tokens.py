@@ -105,6 +105,8 @@ ASKS: list[tuple[str, str, str]] = [
     ("POST", "/v1/sessions/mine/invocations", "run"),
     ("POST", "/v1/sessions/mine/inputs", "run"),
     ("POST", "/ai/run", "run"),
+    ("POST", "/v1/sessions/mine/steer", "run"),
+    ("POST", "/v1/sessions/mine/answers", "run"),
     ("POST", "/v1/sessions/mine/cancel", "cancel"),
     ("GET", "/v1/sessions", "admin"),
     ("GET", "/v1/sessions/mine", "admin"),

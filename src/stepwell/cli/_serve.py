@@ -81,9 +81,8 @@ def serve(
 ) -> None:
     """Serve flows, and agents on channels, over HTTP until it is stopped.
 
-    With --agent or --channels it serves conversations on channels: events, inputs, and invocations of the agents.
-    Without agents, others that have the same channels write what is streamed. Turns of flows are not on
-    channels.
+    With --channels turns stream to whoever watches their session, from any process, and clients publish inputs; with
+    --agent agents answer these. Without agents of its own the server streams what others write on the same channels.
 
     Callers send a key, or a token, as "Authorization: Bearer ...". Without keys only this machine is answered, on a
     loopback address. On SIGTERM or Ctrl-C running turns get --grace seconds; those still open are left for recovery.

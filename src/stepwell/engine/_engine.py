@@ -120,6 +120,7 @@ class Engine:
         self.store: SessionStore = open_store(store, clock=self.clock)
         self._owns_store = isinstance(store, str)
         self.channels = _channels(channels, self.clock)
+        self.channel_prefix = channel_prefix
         self._owns_channels = isinstance(channels, str)
         self.limits = limits or Limits()
         self._core = Core(
@@ -203,6 +204,10 @@ class Engine:
     ) -> None:
         await self.close()
 
+    def listen(self, listener: Listener) -> None:
+        """Let a listener hear every turn that begins from now on, besides those of the constructor."""
+        self._listeners = (*self._listeners, listener)
+
     # -- turns
 
     async def run(
@@ -282,11 +287,13 @@ class Engine:
         Args:
             flow: See `run`.
             message: See `run`.
-            detached: Let the turn go on when the block is left; otherwise that cancels it, kind `caller`.
+            detached: Let the turn go on when the block is left; otherwise that cancels it, kind `caller`. Its events
+                are for the block either way; `done` and `result` are there behind it too.
             **options: See `run`.
         """
         task, owner = self._start(flow, message, **options)
-        turn = Turn(task, task.listen(), owner=owner)
+        reader = task.listen()
+        turn = Turn(task, reader, owner=owner)
         try:
             yield turn
         finally:
@@ -294,6 +301,7 @@ class Engine:
                 turn.cancel("caller")
                 with CancelScope(shield=True):
                     await turn.done.wait()
+            task.unlisten(reader)
         if turn.done.is_set() and isinstance(turn.error, _MISUSE):
             raise turn.error
 

@@ -45,12 +45,13 @@ class _Event(msgspec.Struct, frozen=True, tag_field="type", tag=lambda name: nam
 
 
 class TurnStarted(_Event, frozen=True):
-    """The opening commit is done."""
+    """The opening commit is done; or, `recovered`, this process goes on with what another one left open."""
 
     session: str
     run: str
     invocation: str
     flow: str
+    recovered: bool = False
 
 
 class StageEntered(_Event, frozen=True):

@@ -38,6 +38,11 @@ class Turn:
         return self._task.run_id
 
     @property
+    def invocation_id(self) -> str:
+        """What it is of that run."""
+        return self._task.invocation_id
+
+    @property
     def session_id(self) -> str:
         """The session, `""` until it is known."""
         return self._task.session_id
@@ -46,6 +51,11 @@ class Turn:
     def text(self) -> str:
         """What a person should see of this turn now."""
         return self._task.text
+
+    @property
+    def begun(self) -> bool:
+        """Whether it runs, or has run, rather than waits to."""
+        return self._task.begun
 
     @property
     def result(self) -> TurnResult:

@@ -118,6 +118,11 @@ class TurnStream:
         self.heard = True
         return reader
 
+    def leave(self, reader: EventReader) -> None:
+        """A reader wants no more events."""
+        if reader in self._readers:
+            self._readers.remove(reader)
+
     def text(self, text: str) -> None:
         """See `LoopObserver`."""
         parts = self._open() if self._fresh else self._shown[self._step]

@@ -94,6 +94,7 @@ class TurnTask:
         self.error: BaseException | None = None
         self.done = asyncio.Event()
         self.ended = asyncio.Event()
+        self.begun = False  # whether it runs, rather than waits to
         self.key_index: tuple[str, str | None, str] | None = None
         self._core = core
         self._ended = ended
@@ -123,6 +124,11 @@ class TurnTask:
     def listen(self) -> Reader:
         """A reader of the events from now on."""
         return self._stream.listen()
+
+    def unlisten(self, reader: Reader) -> None:
+        """That reader wants no more events."""
+        self._stream.leave(reader)
+        reader.close()
 
     @property
     def digest(self) -> bytes:
@@ -606,6 +612,7 @@ class TurnTask:
                     await (publication.resume() if turn.pending else publication.open(working.said(turn.input)))
                 await publication.settle()
                 await self._say_steers()
+            self._tell_started(recovered=True)
             self._take_rows(rows)
             if self._superseded:
                 self.cancel("superseded")
@@ -774,9 +781,11 @@ class TurnTask:
         self.working.consume(InboxRow(key, "input", self._given.digest, "taken"))
         self.working.consume(InboxUpdate(key, "taken"))
 
-    def _tell_started(self) -> None:
+    def _tell_started(self, *, recovered: bool = False) -> None:
+        self.begun = True
         if self._stream.heard:
-            self._stream.emit(TurnStarted(self.session_id, self.run_id, self.invocation_id, self._given.definition.id))
+            flow = self._given.definition.id
+            self._stream.emit(TurnStarted(self.session_id, self.run_id, self.invocation_id, flow, recovered))
 
     async def _stored(self, session: str) -> TurnResult | None:
         """The result of the same input, if it was given before and is done."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Final, Literal
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stepwell.engine import Engine, TurnResult
+from stepwell.engine import Engine, Turn, TurnResult
 from stepwell.errors import StepwellError, UnknownSessionError
+from stepwell.flow import BusyPolicy
 from stepwell.messages import UserMessage
 from stepwell.transport import Invocation
 from stepwell.wire import Cursor, Name, WireMessage
@@ -22,19 +24,22 @@ from ._access import ANONYMOUS, Caller, caller_of
 from ._answers import Cancelled, Ended, Envelope, FlowList, Health, Invoked, Published, SessionPage, describe
 from ._bodies import (
     AiRunBody,
+    AnswerBody,
     CancelBody,
     EventsQuery,
     InputsBody,
     InvocationBody,
     SessionsQuery,
+    SteerBody,
     TurnBody,
     read_body,
     read_query,
 )
 from ._conversations import Conversations
-from ._events import EventStream, LogEvents, ViewEvents
+from ._events import HEARTBEAT_SECONDS, LogEvents, ViewEvents
 from ._openapi import document
 from ._problems import Problem, problem_of, refusal_of, stopping
+from ._turns import turn_events
 
 if TYPE_CHECKING:
     from ._app import ServerApp
@@ -50,6 +55,8 @@ _SESSION_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _READY_SECONDS: Final = 5.0
 _PREDECESSORS: Final = 16
 """Ended sessions in a row that a limited caller's session may continue."""
+
+_KINDS: Final = ("application/json", "text/event-stream")
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -74,9 +81,8 @@ class Api:
 
     async def turn(self, request: Request) -> Response:
         """`POST /v1/flows/{id}/turns`."""
-        _check_accept(request)
         body = await read_body(request, TurnBody, self._app.body_bytes)
-        result = await self._turn(
+        turn = self._turn_of(
             request,
             request.path_params["id"],
             body.said,
@@ -84,7 +90,10 @@ class Api:
             config=body.config,
             on_busy=body.on_busy,
         )
-        return _json(_encode(result))
+        await self._permit(request, body.session_id)
+        if _wants_events(request):
+            return await self._streamed(request, turn)
+        return _json(_encode(await self._result(request, turn)))
 
     async def sessions(self, request: Request) -> Response:
         """`GET /v1/sessions`."""
@@ -113,6 +122,19 @@ class Api:
         done = await self._engine.cancel(session, reason=body.reason, run_id=body.run_id)
         return _json(_encode(Cancelled(done)))
 
+    async def steer(self, request: Request) -> Response:
+        """`POST /v1/sessions/{id}/steer`."""
+        session = await self._session(request)
+        body = await read_body(request, SteerBody, self._app.body_bytes)
+        key = _idempotency_key(request)
+        return await self._of_its_own(request, lambda: self._engine.steer(session, body.said, idempotency_key=key))
+
+    async def answers(self, request: Request) -> Response:
+        """`POST /v1/sessions/{id}/answers`."""
+        session = await self._session(request)
+        body = await read_body(request, AnswerBody, self._app.body_bytes)
+        return await self._of_its_own(request, lambda: self._engine.answer(session, body.request_id, body.value))
+
     # -- channels
 
     async def events(self, request: Request) -> Response:
@@ -120,17 +142,18 @@ class Api:
         conversations = self._conversations(begins=True)
         session, query = await self._session(request), read_query(request, EventsQuery)
         after = request.headers.get("last-event-id") or query.after
+        expires = caller_of(request.scope).expires
         # Opened here, so that what is wrong with the request is still a problem document; left by the response.
         opened = AsyncExitStack()
         if query.view == "1":
             watched = await opened.enter_async_context(conversations.watching(session))
-            return EventStream(ViewEvents(watched), opened, conversations.streams)
+            return self._app.event_stream(ViewEvents(watched), opened, conversations.streams, expires)
         channel = await conversations.open(session)
         cursor = None if after is None else Cursor(after)
         subscription = await opened.enter_async_context(channel.subscribe(after=cursor))
         history = query.history == "1" and after is None
-        events = LogEvents(channel, subscription, conversations.encoded, history=history)
-        return EventStream(events, opened, conversations.streams)
+        events = LogEvents(channel, subscription, self._app.encoded, history=history)
+        return self._app.event_stream(events, opened, conversations.streams, expires)
 
     async def invocations(self, request: Request) -> Response:
         """`POST /v1/sessions/{id}/invocations`."""
@@ -180,7 +203,9 @@ class Api:
         try:
             session = _chat_session(request)
             body = await read_body(request, AiRunBody, self._app.body_bytes)
-            result = await self._turn(request, body.flowName, body.said, session_id=session, config=body.config)
+            await self._permit(request, session)
+            turn = self._turn_of(request, body.flowName, body.said, session_id=session, config=body.config)
+            result = await self._result(request, turn)
         except (Problem, StepwellError) as error:
             problem = problem_of(error)
             if problem is None or problem.status in (403, 408, 413, 415, 500):
@@ -260,7 +285,7 @@ class Api:
                 break
         raise Problem(403, "forbidden", "The token is limited to some sessions: name one of them.")
 
-    async def _turn(
+    def _turn_of(
         self,
         request: Request,
         flow: str,
@@ -268,47 +293,84 @@ class Api:
         *,
         session_id: str | None,
         config: Mapping[str, Any] | None,
-        on_busy: Literal["queue", "reject"] | None = None,
-    ) -> TurnResult:
-        """Run a turn that no lost connection cancels.
+        on_busy: BusyPolicy | None = None,
+    ) -> AbstractAsyncContextManager[Turn]:
+        """A turn that no lost connection cancels; it begins when the block is entered."""
+        return self._engine.stream(
+            flow,
+            message,
+            detached=True,
+            session_id=session_id,
+            config=config,
+            idempotency_key=_idempotency_key(request),
+            on_busy=on_busy,
+            # Whoever may name some sessions only begins theirs under a name of these.
+            create_session=caller_of(request.scope).limited,
+        )
+
+    async def _result(self, request: Request, started: AbstractAsyncContextManager[Turn]) -> TurnResult:
+        """Wait for a turn's result.
 
         Raises:
             Problem: It did not begin, or does not end here.
             StepwellError: Misuse.
         """
-        await self._permit(request, session_id)
-        key = _idempotency_key(request)
         with self._app.waiting(request):
-            async with self._engine.stream(
-                flow,
-                message,
-                detached=True,
-                session_id=session_id,
-                config=config,
-                idempotency_key=key,
-                on_busy=on_busy,
-                # Whoever may name some sessions only begins theirs under a name of these.
-                create_session=caller_of(request.scope).limited,
-            ) as turn:
+            async with started as turn:
                 await turn.done.wait()
-        if turn.result.error is not None and (problem := refusal_of(turn.result.error)) is not None:
-            raise problem from turn.error
+        _check_refused(turn)
         return turn.result
+
+    async def _of_its_own(self, request: Request, call: Callable[[], Coroutine[Any, Any, TurnResult]]) -> Response:
+        """The result of a turn whose caller would cancel it: a task is its caller, not the connection.
+
+        Raises:
+            Problem: See `_result`.
+            StepwellError: Misuse.
+        """
+        with self._app.waiting(request):
+            result = await asyncio.shield(self._app.spawn(call()))
+        if result.error is not None and (problem := refusal_of(result.error)) is not None:
+            raise problem
+        return _json(_encode(result))
+
+    async def _streamed(self, request: Request, started: AbstractAsyncContextManager[Turn]) -> Response:
+        """A turn as events. What is refused within the time of a heartbeat is still a problem document.
+
+        Raises:
+            Problem: See `_result`.
+            StepwellError: Misuse.
+        """
+        conversations = self._app.conversations if self._engine.channels is not None else None
+        open_channel = conversations.open if conversations is not None else None
+        opened = AsyncExitStack()
+        with self._app.waiting(request):
+            try:
+                turn, events = await turn_events(opened, started, open_channel, self._app.encoded)
+                with anyio.move_on_after(HEARTBEAT_SECONDS):
+                    await events.begin()
+                if turn.done.is_set():
+                    _check_refused(turn)
+            except BaseException:
+                await opened.aclose()
+                raise
+        return self._app.event_stream(events, opened, self._app.turns)
 
 
 def _json(data: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(data, status, headers, media_type="application/json")
 
 
-def _check_accept(request: Request) -> None:
+def _check_refused(turn: Turn) -> None:
+    if turn.result.error is not None and (problem := refusal_of(turn.result.error)) is not None:
+        raise problem from turn.error
+
+
+def _wants_events(request: Request) -> bool:
+    """Whether a client takes events rather than JSON: that is what it names, and names first."""
     accept = ",".join(request.headers.getlist("accept"))
-    kinds = {part.partition(";")[0].strip().lower() for part in accept.split(",")}
-    if "text/event-stream" in kinds and not kinds & {"application/json", "application/*", "*/*"}:
-        raise Problem(
-            406,
-            "not_acceptable",
-            "This version does not stream turns over HTTP yet: send Accept: application/json for the turn's result.",
-        )
+    kinds = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
+    return next((kind for kind in kinds if kind in _KINDS), None) == "text/event-stream"
 
 
 def _idempotency_key(request: Request) -> str | None:

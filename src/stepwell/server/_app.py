@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from anyio import CancelScope
@@ -26,6 +26,7 @@ from stepwell.wire import ChannelProvider
 from ._access import Access, caller_of
 from ._api import Api
 from ._conversations import Agent, Conversations
+from ._events import EncodedDeliveries, Events, EventStream, Streams
 from ._guard import Guard
 from ._jwt import JwtAuth
 from ._problems import problem_of, stopping
@@ -33,7 +34,11 @@ from ._routes import ROUTES, Endpoint
 
 __all__ = ["ServerApp", "create_app"]
 
+T = TypeVar("T")
+
 _REQUEST_HEADERS = (
+    "Accept",
+    "Last-Event-ID",
     "Authorization",
     "Content-Type",
     "Idempotency-Key",
@@ -46,19 +51,6 @@ _RESPONSE_HEADERS = ("CHAT_SESSION_ID", "CHAT-SESSION-ID", "Retry-After")
 _SCOPE = "stepwell.scope"
 _READS_SECONDS = 5.0
 """How long requests without a turn may take to finish when the server stops."""
-
-
-def make_conversations(
-    agents: Mapping[str, Agent] | Agent | None,
-    channels: ChannelProvider | str | None,
-    codec: Codec[Any, Any] | None,
-    prefix: str,
-) -> Conversations | None:
-    """What serves channels, where that is asked for."""
-    if agents is None and channels is None:
-        return None
-    named = {} if agents is None else {"default": agents} if callable(agents) else dict(agents)
-    return Conversations(channels or "memory://", named, codec, prefix)
 
 
 def create_app(
@@ -100,9 +92,10 @@ def create_app(
         no_auth: See above.
         agents: Agents that answer inputs on channels, by name, or the only one. Each is called with its `AgentRun`,
             which is started, and which is ended when the call is over.
-        channels: Where conversations are: a provider, or the URL of one (see `open_channels`), which is opened and
-            closed with the lifespan. `memory://` where there are agents and nothing is given.
-        codec: What is said on the channels; UI messages by default.
+        channels: Where conversations are, the turns of flows among them: a provider, or the URL of one (see
+            `open_channels`), which is closed with the lifespan. `memory://` where there are agents and nothing is
+            given. An engine that is given and has channels brings them.
+        codec: What agents say on the channels; UI messages by default, as flows do.
         channel_prefix: See `stepwell.wire.session_channel`.
         cors: Origins of pages that may call, `"*"` for all; none by default.
         body_bytes: Limit of a body; by default four times what the engine accepts of a message.
@@ -115,10 +108,8 @@ def create_app(
         InvalidInputError: A key cannot be one.
         TypeError: Both an engine and options of one, or neither and no agents.
     """
-    conversations = make_conversations(agents, channels, codec, channel_prefix)
     access = Access(api_keys, jwt=jwt, no_auth=no_auth, origins=cors)
-    given = engine_options(engine, flows, models, store, options, alone=conversations is not None)
-    made = engine or Engine(**given)
+    made, conversations = make_parts(engine, flows, models, store, agents, channels, codec, channel_prefix, options)
     return ServerApp(
         made,
         access,
@@ -130,23 +121,34 @@ def create_app(
     )
 
 
-def engine_options(
+def make_parts(
     engine: Engine | None,
     flows: Sequence[type[Flow]],
     models: Providers | Mapping[str, ModelGateway] | None,
     store: SessionStore | str,
+    agents: Mapping[str, Agent] | Agent | None,
+    channels: ChannelProvider | str | None,
+    codec: Codec[Any, Any] | None,
+    channel_prefix: str,
     options: Mapping[str, Any],
-    *,
-    alone: bool = False,
-) -> dict[str, Any]:
-    """Options of the engine to make; none where there is one. `alone`: it may be one without flows."""
+) -> tuple[Engine, Conversations | None]:
+    """The engine, and what serves channels, where there are any. See `create_app`."""
+    if channels is None and agents is not None and (engine is None or engine.channels is None):
+        channels = "memory://"
     if engine is None:
-        if not flows and not alone:
+        if not flows and channels is None:
             raise TypeError("create_app needs an engine, or the flows of one.")
-        return {"flows": flows, "models": models, "store": store, **options}
-    if flows or models is not None or store != "memory://" or options:
+        engine = Engine(flows, models=models, store=store, channels=channels, channel_prefix=channel_prefix, **options)
+    elif flows or models is not None or store != "memory://" or options:
         raise TypeError("create_app takes either an engine or the options of one.")
-    return {}
+    elif engine.channels is not None and (channels is not None or channel_prefix):
+        raise TypeError("The engine has channels: they are served, and no others.")
+    if engine.channels is not None:
+        channels, channel_prefix = engine.channels, engine.channel_prefix
+    if channels is None:
+        return engine, None
+    named = {} if agents is None else {"default": agents} if callable(agents) else dict(agents)
+    return engine, Conversations(channels, named, codec, channel_prefix)
 
 
 class ServerApp:
@@ -181,9 +183,10 @@ class ServerApp:
         self._owned = owned
         self._grace = grace
         self._api = Api(self)
-        self._reads: set[CancelScope] = set()  # of requests that do not wait for a turn
-        self._turns: set[CancelScope] = set()
-        self._fewer = asyncio.Event()
+        self._reads = Streams()  # requests that do not wait for a turn
+        self.turns = Streams()  # and those that do
+        self.encoded = EncodedDeliveries()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._draining = asyncio.Lock()
         self._drained = False
         self._router = Router(self._routes(), redirect_slashes=False, lifespan=lambda app: self.lifespan())
@@ -233,11 +236,25 @@ class ServerApp:
                         raise  # to be logged
                     return problem.response()
                 finally:
-                    self._left(self._reads, scope)
+                    self._reads.discard(scope)
             # Only `drain` cancels it.
             return stopping().response()
 
         return answer
+
+    def event_stream(
+        self, events: Events, opened: AsyncExitStack, streams: Streams, expires: float | None = None
+    ) -> EventStream:
+        """A response of events; see `EventStream`."""
+        return EventStream(events, opened, streams, expires=expires)
+
+    def spawn(self, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task that goes on when whoever waits for it is gone; its failure is theirs alone."""
+        task = asyncio.create_task(call)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
 
     # -- life
 
@@ -247,10 +264,12 @@ class ServerApp:
         async with AsyncExitStack() as stack:
             if self._owned:
                 await self.engine.start()
-            stack.push_async_callback(self.drain, self._grace)
-            if self.conversations is not None:
-                await stack.enter_async_context(self.conversations.running())
-            yield
+            try:
+                if self.conversations is not None:
+                    await stack.enter_async_context(self.conversations.running())
+                yield
+            finally:
+                await self.drain(self._grace)
 
     @contextmanager
     def waiting(self, request: Request) -> Generator[None]:
@@ -262,12 +281,12 @@ class ServerApp:
         if not self.accepting:
             raise stopping()
         scope: CancelScope = request.scope[_SCOPE]
-        self._turns.add(scope)
-        self._left(self._reads, scope)
+        self.turns.add(scope)
+        self._reads.discard(scope)
         try:
             yield
         finally:
-            self._left(self._turns, scope)
+            self.turns.discard(scope)
 
     async def drain(self, grace: float) -> None:
         """Begin no turn any more, and let those under way finish.
@@ -277,29 +296,18 @@ class ServerApp:
         """
         self.accepting = False
         if self.conversations is not None:
-            self.conversations.stop_streams()  # watchers connect elsewhere, and continue from their cursor
+            self.conversations.stop()  # watchers connect elsewhere, and continue from their cursor
         async with self._draining:
             if self._drained:
                 return
-            start = anyio.current_time()
+            deadline = anyio.current_time() + grace
             # Those that still read a body would find the store closed.
-            await self._empty(self._reads, min(grace, _READS_SECONDS))
-            grace = max(0.0, grace - (anyio.current_time() - start))
+            await self._reads.empty(min(grace, _READS_SECONDS))
+            if self.conversations is not None:
+                await self.conversations.finish(max(0.0, deadline - anyio.current_time()))
+            left = max(0.0, deadline - anyio.current_time())
             if self._owned:
-                await self.engine.close(grace)
+                await self.engine.close(left)
             else:
-                await self._empty(self._turns, grace)
+                await self.turns.empty(left)
             self._drained = True
-
-    async def _empty(self, requests: set[CancelScope], seconds: float) -> None:
-        """Wait until none is left; after `seconds` they are told to ask again."""
-        with anyio.move_on_after(seconds):
-            while requests:
-                self._fewer.clear()
-                await self._fewer.wait()
-        for scope in list(requests):
-            scope.cancel()
-
-    def _left(self, requests: set[CancelScope], scope: CancelScope) -> None:
-        requests.discard(scope)
-        self._fewer.set()

@@ -20,12 +20,14 @@ from ._problems import Problem
 
 __all__ = [
     "AiRunBody",
+    "AnswerBody",
     "CancelBody",
     "EventsQuery",
     "InputsBody",
     "InvocationBody",
     "MessageBody",
     "SessionsQuery",
+    "SteerBody",
     "TurnBody",
     "read_body",
     "read_query",
@@ -131,6 +133,26 @@ class TurnBody(_Strict):
     def said(self) -> str | UserMessage | None:
         """The message as the engine takes it."""
         return self.message.message() if isinstance(self.message, MessageBody) else self.message
+
+
+class SteerBody(_Strict):
+    """What a person says while a turn runs."""
+
+    message: Message
+
+    @property
+    def said(self) -> str | UserMessage:
+        """The message as the engine takes it."""
+        return self.message.message() if isinstance(self.message, MessageBody) else self.message
+
+
+class AnswerBody(_Strict):
+    """An answer that a suspended turn waits for."""
+
+    request_id: str = Field(min_length=1, max_length=1024, description="`id` of what is `pending`.")
+    value: Any = Field(
+        description="Of an approval `true`, `false` or `{approved, reason}`; of a question or a client's tool any JSON."
+    )
 
 
 class InvocationBody(BaseModel):

@@ -18,7 +18,7 @@ from stepwell.transport import AgentRun, AgentSession, ClientSession, Invocation
 from stepwell.transport.codecs import UIMessageCodec
 from stepwell.wire import Channel, ChannelProvider, WireMessage, session_channel
 
-from ._events import EncodedDeliveries
+from ._events import Streams
 from ._problems import stopping
 
 __all__ = ["Agent", "Conversations", "Invoked"]
@@ -54,7 +54,11 @@ class Conversations:
     """
 
     def __init__(
-        self, channels: ChannelProvider | str, agents: Mapping[str, Agent], codec: Any = None, prefix: str = ""
+        self,
+        channels: ChannelProvider | str,
+        agents: Mapping[str, Agent],
+        codec: Any = None,
+        prefix: str = "",
     ) -> None:
         self._given = channels
         self._agents = dict(agents)
@@ -64,8 +68,9 @@ class Conversations:
         self._group: TaskGroup | None = None
         self._invoked: OrderedDict[tuple[str, str], Invoked] = OrderedDict()
         self._watched: dict[str, _Watched] = {}
-        self.streams: set[CancelScope] = set()
-        self.encoded = EncodedDeliveries()
+        self._working = Streams()  # agents that answer
+        self._helpers = Streams()  # what begins to, and what watches for the view
+        self.streams = Streams()
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -80,13 +85,18 @@ class Conversations:
                 yield
             finally:
                 self._group = None
-                self.stop_streams()
+                self.stop()
                 group.cancel_scope.cancel()
 
-    def stop_streams(self) -> None:
-        """Let go of all who watch."""
-        for scope in list(self.streams):
-            scope.cancel()
+    def stop(self) -> None:
+        """Let go of all who watch, and of what has not begun yet."""
+        self.streams.end()
+        self._helpers.end()
+
+    async def finish(self, seconds: float) -> None:
+        """Wait until the agents that are at work are done; after `seconds` let go of them: their runs stay open."""
+        await self._working.empty(seconds)
+        await self._helpers.empty(0.0)
 
     @property
     def ready(self) -> bool:
@@ -146,31 +156,40 @@ class Conversations:
     async def _answer(
         self, key: tuple[str, str], invoked: Invoked, agent: Agent, session_id: str, invocation: Invocation
     ) -> None:
-        try:
-            async with AgentSession(await self.open(session_id), self._codec) as session:
-                run = session.create_run(invocation)
-                await run.start()
-                invoked.run_id, invoked.invocation_id = run.run_id, run.invocation_id
-                invoked.settled.set()
-                await self._work(agent, run)
-        except Exception as error:  # noqa: BLE001 - told to whoever waits, or logged; other runs go on
-            if invoked.settled.is_set():
-                _logger.error(
-                    "an agent's run could not be ended", extra={"error": type(error).__name__, "channel": key[0]}
-                )
-            invoked.error = error
-            self._invoked.pop(key, None)  # it may be tried again
-        finally:
-            if not invoked.settled.is_set():
-                if invoked.error is None:  # nobody but `running` cancels this
-                    invoked.error = stopping()
-                    self._invoked.pop(key, None)
-                invoked.settled.set()
-            while len(self._invoked) > REMEMBERED:
-                oldest = next(iter(self._invoked.values()))
-                if not oldest.settled.is_set():
-                    break
-                self._invoked.popitem(last=False)
+        with CancelScope() as scope:
+            self._helpers.add(scope)
+            try:
+                async with AgentSession(await self.open(session_id), self._codec) as session:
+                    run = session.create_run(invocation)
+                    await run.start()
+                    invoked.run_id, invoked.invocation_id = run.run_id, run.invocation_id
+                    invoked.settled.set()
+                    self._working.add(scope)
+                    self._helpers.discard(scope)
+                    await self._work(agent, run)
+            except Exception as error:  # noqa: BLE001 - told to whoever waits, or logged; other runs go on
+                if invoked.settled.is_set():
+                    _logger.error(
+                        "an agent's run could not be ended", extra={"error": type(error).__name__, "channel": key[0]}
+                    )
+                invoked.error = error
+                self._invoked.pop(key, None)  # it may be tried again
+            finally:
+                self._helpers.discard(scope)
+                self._working.discard(scope)
+                if not invoked.settled.is_set():
+                    if invoked.error is None:  # only a server that stops cancels this
+                        invoked.error = stopping()
+                        self._invoked.pop(key, None)
+                    invoked.settled.set()
+                self._forget()
+
+    def _forget(self) -> None:
+        while len(self._invoked) > REMEMBERED:
+            oldest = next(iter(self._invoked.values()))
+            if not oldest.settled.is_set():
+                break
+            self._invoked.popitem(last=False)
 
     async def _work(self, agent: Agent, run: AgentRun[Any]) -> None:
         try:
@@ -213,6 +232,7 @@ class Conversations:
 
     async def _watch(self, session_id: str, watched: _Watched) -> None:
         """In a task of its own: a session is left by the task that entered it, and watchers come and go."""
+        self._helpers.add(watched.scope)
         try:
             with watched.scope:
                 async with ClientSession(await self.open(session_id), self._codec) as session:
@@ -223,6 +243,7 @@ class Conversations:
         except StepwellError as error:
             watched.error = error
         finally:
+            self._helpers.discard(watched.scope)
             watched.ready.set()
             if self._watched.get(session_id) is watched:
                 del self._watched[session_id]

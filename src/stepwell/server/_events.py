@@ -6,9 +6,11 @@ nobody waiting, and nothing is kept for it but its place.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import anyio
 import msgspec
@@ -20,22 +22,73 @@ from stepwell.errors import SessionClosedError, StepwellError
 from stepwell.transport import ClientSession, ViewPatches
 from stepwell.wire import Channel, Cursor, Delivery, Gap, Subscription
 
-__all__ = ["EventStream", "Events", "LogEvents", "ViewEvents", "delivery_json"]
+__all__ = ["Chunk", "EncodedDeliveries", "EventStream", "Events", "LogEvents", "Streams", "ViewEvents", "event"]
 
 HEARTBEAT_SECONDS: Final = 15.0
 """After which a silent connection is written to, so that proxies keep it open and a lost client is noticed."""
 
 _HISTORY: Final = 256
+_ENDING_SECONDS: Final = 2.0
+"""How long what was ended may take to leave."""
+
+_RECONNECT: Final = b": connect again\n\n"
+"""To clients that go on from their cursor, or from a new snapshot."""
 
 _encode: Final = msgspec.json.Encoder().encode
+
+
+class Chunk(NamedTuple):
+    """Events as they are written, and how many."""
+
+    data: bytes
+    events: int
 
 
 class Events(Protocol):
     """Where the events of one connection come from."""
 
-    async def next(self) -> bytes:
-        """Wait for more, and return it as the event stream has it. Cancelling it loses nothing."""
+    @property
+    def farewell(self) -> bytes:
+        """What is written last, where the server ends the stream."""
         ...
+
+    async def next(self) -> Chunk | None:
+        """Wait for more; `None`: that was all. Cancelling it loses nothing."""
+        ...
+
+
+class Streams:
+    """What is under way and ends when the server stops."""
+
+    def __init__(self) -> None:
+        self._scopes: set[CancelScope] = set()
+        self._fewer = asyncio.Event()
+
+    def __bool__(self) -> bool:
+        return bool(self._scopes)
+
+    def add(self, scope: CancelScope) -> None:
+        """One more."""
+        self._scopes.add(scope)
+
+    def discard(self, scope: CancelScope) -> None:
+        """It is over."""
+        self._scopes.discard(scope)
+        self._fewer.set()
+
+    def end(self) -> None:
+        """End all."""
+        for scope in list(self._scopes):
+            scope.cancel()
+
+    async def empty(self, seconds: float) -> None:
+        """Wait until none is left; after `seconds` they are ended."""
+        for patience in (seconds, _ENDING_SECONDS):
+            with anyio.move_on_after(patience):
+                while self._scopes:
+                    self._fewer.clear()
+                    await self._fewer.wait()
+            self.end()
 
 
 def event(name: str, data: Any, cursor: str | None = None) -> bytes:
@@ -89,6 +142,8 @@ class LogEvents:
     first message continues from there too.
     """
 
+    farewell = _RECONNECT
+
     def __init__(
         self, channel: Channel, subscription: Subscription, encoded: EncodedDeliveries, *, history: bool
     ) -> None:
@@ -98,14 +153,15 @@ class LogEvents:
         self._begun = False
         self._history = history
 
-    async def next(self) -> bytes:
+    async def next(self) -> Chunk | None:
         """See `Events`."""
         if not self._begun:
             start = self._subscription.start
             parts = [self._encoded.of(item) for item in await self._all(start)] if self._history else []
             self._begun = True
-            return b"".join([*parts, event("ready", {}, start)])
-        return b"".join([self._encoded.of(item) for item in await self._subscription.read()])
+            return Chunk(b"".join([*parts, event("ready", {}, start)]), len(parts) + 1)
+        items = await self._subscription.read()
+        return Chunk(b"".join([self._encoded.of(item) for item in items]), len(items))
 
     async def _all(self, before: Cursor) -> Sequence[Delivery]:
         """All messages up to here, oldest first."""
@@ -125,71 +181,94 @@ class ViewEvents:
     not name is as before. There are no ids: a client that lost the connection begins with a snapshot again.
     """
 
+    farewell = _RECONNECT
+
     def __init__(self, session: ClientSession[Any, Any]) -> None:
         self._patches = ViewPatches(session.view)
         self._begun = False
 
-    async def next(self) -> bytes:
+    async def next(self) -> Chunk | None:
         """See `Events`."""
         if not self._begun:
             self._begun = True
-            return event("snapshot", self._patches.snapshot())
+            return Chunk(event("snapshot", self._patches.snapshot()), 1)
         try:
-            return event("patch", await self._patches.next())
+            return Chunk(event("patch", await self._patches.next()), 1)
         except StopAsyncIteration:
             raise SessionClosedError("The conversation is not watched any more: connect again.") from None
 
 
 class EventStream(Response):
-    """The response: writes events until the client goes or the server stops.
+    """The response: writes events until they end, the client goes or the server stops.
 
     Args:
         events: What to write.
         opened: What they come from; closed at the end.
-        streams: Where a server that stops finds the scopes of its streams.
+        streams: Where a server that stops finds it.
+        expires: When the caller may not read on any more, Unix time; `None`: never.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: Events, opened: AsyncExitStack, streams: set[CancelScope]) -> None:
+    def __init__(
+        self,
+        events: Events,
+        opened: AsyncExitStack,
+        streams: Streams,
+        *,
+        expires: float | None = None,
+    ) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._opened = opened
         self._streams = streams
+        self._expires = expires
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the ASGI specification."""
         async with self._opened:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            if scope["method"] != "HEAD":
-                await self._stream(receive, send)
+            last = b""
+            if scope["method"] != "HEAD" and not await self._stream(receive, send):
+                last = self._events.farewell
             with CancelScope(shield=True), anyio.move_on_after(1.0):
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _stream(self, receive: Receive, send: Send) -> None:
+    async def _stream(self, receive: Receive, send: Send) -> bool:
+        """Whether it ended by itself, or because the client went."""
+        ended = False
+
         async def until_gone() -> None:
+            nonlocal ended
             while (await receive())["type"] != "http.disconnect":
                 pass
+            ended = True
             group.cancel_scope.cancel()
 
         async with anyio.create_task_group() as group:
+            if self._expires is not None:
+                group.cancel_scope.deadline = anyio.current_time() + max(0.0, self._expires - time.time())
             self._streams.add(group.cancel_scope)
             try:
                 group.start_soon(until_gone)
                 await self._write(send)
+                ended = True
                 group.cancel_scope.cancel()
             finally:
                 self._streams.discard(group.cancel_scope)
+        return ended
 
     async def _write(self, send: Send) -> None:
         while True:
-            chunk = b": \n\n"
+            chunk: Chunk | None = Chunk(b": \n\n", 0)
             with anyio.move_on_after(HEARTBEAT_SECONDS):
                 try:
                     chunk = await self._events.next()
                 except StepwellError as error:
-                    ended = event("error", {"code": error.code, "retryable": error.retryable})
-                    await send({"type": "http.response.body", "body": ended, "more_body": True})
-                    return
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    chunk = None
+                    failed = event("error", {"code": error.code, "retryable": error.retryable})
+                    await send({"type": "http.response.body", "body": failed, "more_body": True})
+            if chunk is None:
+                return
+            await send({"type": "http.response.body", "body": chunk.data, "more_body": True})

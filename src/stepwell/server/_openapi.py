@@ -131,10 +131,13 @@ def _parameters(route: Endpoint) -> list[dict[str, Any]]:
 
 def _responses(route: Endpoint, result: Any, keys: bool) -> dict[str, Any]:
     responses: dict[str, dict[str, Any]] = {}
-    if result is None:
-        responses["204"] = {"description": "Done."}
+    content: dict[str, Any] = {"application/json": {"schema": result}} if result is not None else {}
+    if route.streams:
+        content["text/event-stream"] = {"schema": {"type": "string", "description": "Server-sent events."}}
+    if content:
+        responses["200"] = {"description": "Done.", "content": content}
     else:
-        responses["200"] = {"description": "Done.", "content": {"application/json": {"schema": result}}}
+        responses["204"] = {"description": "Done."}
     if route.path == "/ai/run":
         session = {"description": "The session.", "schema": {"type": "string"}}
         responses["200"]["headers"] = {"CHAT_SESSION_ID": session}

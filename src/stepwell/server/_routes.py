@@ -15,7 +15,17 @@ from stepwell.engine import TurnResult
 from ._access import Capability
 from ._answers import Cancelled, Ended, Envelope, FlowList, Health, Invoked, Published, SessionPage
 from ._api import CHAT_SESSION, Api
-from ._bodies import AiRunBody, CancelBody, EventsQuery, InputsBody, InvocationBody, SessionsQuery, TurnBody
+from ._bodies import (
+    AiRunBody,
+    AnswerBody,
+    CancelBody,
+    EventsQuery,
+    InputsBody,
+    InvocationBody,
+    SessionsQuery,
+    SteerBody,
+    TurnBody,
+)
 
 __all__ = ["ROUTES", "Endpoint"]
 
@@ -34,7 +44,8 @@ class Endpoint:
         optional: Whether the body may be left out.
         query: Model of the query string.
         headers: Header fields it looks at, with their meaning.
-        result: Type of the 200 response; `None` for an empty 204.
+        result: Type of the 200 response; `None` for an empty 204, or events alone.
+        streams: Whether it answers with server-sent events, or may.
         problems: Statuses of the problems it may answer with, besides those that every route may.
         needs: What the caller has to be able to do; `None`: nothing but to be known.
         open: Whether it asks for no key.
@@ -50,6 +61,7 @@ class Endpoint:
     query: type[BaseModel] | None = None
     headers: tuple[tuple[str, str], ...] = ()
     result: Any = None
+    streams: bool = False
     problems: tuple[int, ...] = ()
     needs: Capability | None = None
     open: bool = False
@@ -77,12 +89,15 @@ ROUTES: Final = (
         description=(
             "The turn goes on when the connection is lost. A turn that ran and failed is a 200 whose `success` is "
             "false and whose `error` says why; the session is as it was after its last committed unit. Problems say "
-            "that the turn did not begin, or (503) that the server stops and the turn goes on later."
+            "that the turn did not begin, or (503) that the server stops and the turn goes on later. With `Accept: "
+            "text/event-stream` a `turn` event with its ids, `message` events as `/events` has them (a server without "
+            "channels: `progress` events), and at last `result`, or `error` with a problem."
         ),
         body=TurnBody,
         headers=(_KEY,),
         result=TurnResult,
-        problems=(400, 404, 406, 408, 409, 413, 415, 422, 503),
+        streams=True,
+        problems=(400, 404, 408, 409, 413, 415, 422, 503),
     ),
     Endpoint(
         method="GET",
@@ -127,6 +142,36 @@ ROUTES: Final = (
         problems=(400, 404, 408, 413, 415, 422, 503),
     ),
     Endpoint(
+        method="POST",
+        path="/v1/sessions/{id}/steer",
+        needs="run",
+        answer=Api.steer,
+        summary="Say something while a turn runs",
+        description=(
+            "The running turn takes it up before its next reply, in whatever process; where none does, it is a turn of "
+            "its own. Answers with the result of the turn that took it up, which goes on when the connection is lost."
+        ),
+        body=SteerBody,
+        headers=(_KEY,),
+        result=TurnResult,
+        problems=(400, 404, 408, 409, 413, 415, 422, 503),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/sessions/{id}/answers",
+        needs="run",
+        answer=Api.answers,
+        summary="Answer what a suspended turn waits for",
+        description=(
+            "With the last answer the turn goes on, and its result is answered; else `status` is `suspended`, and "
+            "`pending` says what is still waited for. The same answer again is the same result. The turn goes on when "
+            "the connection is lost. 404: nothing waits for it."
+        ),
+        body=AnswerBody,
+        result=TurnResult,
+        problems=(400, 404, 408, 409, 413, 415, 422, 503),
+    ),
+    Endpoint(
         method="GET",
         path="/v1/sessions/{id}/events",
         needs="read",
@@ -140,7 +185,7 @@ ROUTES: Final = (
         ),
         query=EventsQuery,
         headers=(("Last-Event-ID", "The cursor to continue from."),),
-        result=str,
+        streams=True,
         problems=(404, 422, 503),
     ),
     Endpoint(

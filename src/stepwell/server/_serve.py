@@ -22,7 +22,7 @@ from stepwell.transport import Codec
 from stepwell.wire import ChannelProvider
 
 from ._access import Access, is_loopback
-from ._app import ServerApp, engine_options, make_conversations
+from ._app import ServerApp, make_parts
 from ._conversations import Agent
 from ._jwt import JwtAuth
 
@@ -92,10 +92,9 @@ def serve(
             "STEPWELL_JWT_SECRET, or listen on 127.0.0.1.",
             "/host",
         )
-    conversations = make_conversations(agents, channels, codec, channel_prefix)
-    given = engine_options(engine, flows, models, store, options, alone=conversations is not None)
+    made, conversations = make_parts(engine, flows, models, store, agents, channels, codec, channel_prefix, options)
     app = ServerApp(
-        engine or Engine(**given),
+        made,
         access,
         owned=True,
         conversations=conversations,
