@@ -59,6 +59,7 @@ async def test_every_route_is_in_it() -> None:
         ("POST", "/ai/end"),
         ("GET", "/healthz"),
         ("GET", "/readyz"),
+        ("GET", "/metrics"),
         ("GET", "/openapi.json"),
     }
     operations = [operation for item in spec["paths"].values() for operation in item.values()]

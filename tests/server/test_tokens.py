@@ -108,6 +108,7 @@ ASKS: list[tuple[str, str, str]] = [
     ("POST", "/v1/sessions/mine/steer", "run"),
     ("POST", "/v1/sessions/mine/answers", "run"),
     ("POST", "/v1/sessions/mine/cancel", "cancel"),
+    ("GET", "/metrics", "metrics"),
     ("GET", "/v1/sessions", "admin"),
     ("GET", "/v1/sessions/mine", "admin"),
     ("DELETE", "/v1/sessions/mine", "admin"),
@@ -118,7 +119,7 @@ ASKS: list[tuple[str, str, str]] = [
 @pytest.mark.parametrize(("method", "path", "needed"), ASKS)
 async def test_every_route_asks_for_its_capability(method: str, path: str, needed: str) -> None:
     async with served(jwt=JwtAuth(SECRET)) as s:
-        for capability in ("run", "read", "cancel", "admin", "nothing"):
+        for capability in ("run", "read", "cancel", "metrics", "admin", "nothing"):
             headers = {**bearer(capabilities=[capability]), "CHAT_SESSION_ID": "mine"}
             answer = await s.client.request(method, path, headers=headers)
             allowed = capability in (needed, "admin")

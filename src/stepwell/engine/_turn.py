@@ -599,6 +599,7 @@ class TurnTask:
             self.invocation_id = turn.invocation
         publication = self._publish(taken_over=turn.phase == "open")
         if turn.phase == "closing":
+            self._tell_started(recovered=True)
             self._dismiss_cancels(rows)
             return await self._end(TurnResult.from_json(cast("JsonObject", turn.result)))
         if answered:

@@ -245,6 +245,10 @@ class Api:
             raise Problem(503, "store_busy", "The session store does not answer.", retryable=True)
         return _json(_encode(Health("ok")))
 
+    async def metrics(self, request: Request) -> Response:
+        """`GET /metrics`."""
+        return Response(self._app.metrics.text(), media_type=self._app.metrics.content_type)
+
     async def openapi(self, request: Request) -> Response:
         """`GET /openapi.json`."""
         return _json(

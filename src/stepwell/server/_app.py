@@ -29,6 +29,7 @@ from ._conversations import Agent, Conversations
 from ._events import EncodedDeliveries, Events, EventStream, Streams
 from ._guard import Guard
 from ._jwt import JwtAuth
+from ._metrics import Metrics
 from ._problems import problem_of, stopping
 from ._routes import ROUTES, Endpoint
 
@@ -161,6 +162,7 @@ class ServerApp:
         accepting: Whether new turns may begin.
         conversations: The channels it serves, if it does.
         routes: What it answers.
+        metrics: What it counts.
     """
 
     def __init__(
@@ -178,6 +180,8 @@ class ServerApp:
         self.access = access
         self.body_bytes = 4 * engine.limits.message_bytes if body_bytes is None else body_bytes
         self.accepting = True
+        self.metrics = Metrics()
+        engine.listen(self.metrics)
         self.conversations = conversations
         self.routes = ROUTES
         self._owned = owned
@@ -190,7 +194,7 @@ class ServerApp:
         self._draining = asyncio.Lock()
         self._drained = False
         self._router = Router(self._routes(), redirect_slashes=False, lifespan=lambda app: self.lifespan())
-        self._app: ASGIApp = Guard(self._route, access)
+        self._app: ASGIApp = Guard(self._route, access, self.metrics)
         if cors:
             self._app = CORSMiddleware(
                 self._app,
@@ -246,7 +250,7 @@ class ServerApp:
         self, events: Events, opened: AsyncExitStack, streams: Streams, expires: float | None = None
     ) -> EventStream:
         """A response of events; see `EventStream`."""
-        return EventStream(events, opened, streams, expires=expires)
+        return EventStream(events, opened, streams, streamed=self.metrics.streamed, expires=expires)
 
     def spawn(self, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """A task that goes on when whoever waits for it is gone; its failure is theirs alone."""

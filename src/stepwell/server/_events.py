@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -205,6 +205,7 @@ class EventStream(Response):
         events: What to write.
         opened: What they come from; closed at the end.
         streams: Where a server that stops finds it.
+        streamed: Told how many events were written.
         expires: When the caller may not read on any more, Unix time; `None`: never.
     """
 
@@ -216,6 +217,7 @@ class EventStream(Response):
         opened: AsyncExitStack,
         streams: Streams,
         *,
+        streamed: Callable[[int], object],
         expires: float | None = None,
     ) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
@@ -223,6 +225,7 @@ class EventStream(Response):
         self._events = events
         self._opened = opened
         self._streams = streams
+        self._streamed = streamed
         self._expires = expires
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -272,3 +275,4 @@ class EventStream(Response):
             if chunk is None:
                 return
             await send({"type": "http.response.body", "body": chunk.data, "more_body": True})
+            self._streamed(chunk.events)

@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ._access import Access, Caller
+from ._metrics import Metrics
 from ._problems import Problem, problem_of
 
 __all__ = ["Guard"]
@@ -37,11 +38,13 @@ class Guard:
     Args:
         app: What is guarded.
         access: See `Access`.
+        metrics: Count the requests.
     """
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, access: Access, metrics: Metrics) -> None:
         self._app = app
         self._access = access
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the class."""
@@ -67,10 +70,13 @@ class Guard:
                     raise  # half a response is out: the server closes the connection
                 await _problem(error).response()(scope, receive, sending)
         finally:
+            route = scope.get("stepwell.route", "-")
+            if status:
+                self._metrics.answered(scope["method"], route, status)
             _access_log.info(
                 "%s %s %s %.1f ms %s",
                 scope["method"],
-                scope.get("stepwell.route", "-"),
+                route,
                 status or "-",
                 (time.perf_counter() - start) * 1000,
                 caller.name,

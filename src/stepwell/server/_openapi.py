@@ -132,8 +132,7 @@ def _parameters(route: Endpoint) -> list[dict[str, Any]]:
 def _responses(route: Endpoint, result: Any, keys: bool) -> dict[str, Any]:
     responses: dict[str, dict[str, Any]] = {}
     content: dict[str, Any] = {"application/json": {"schema": result}} if result is not None else {}
-    if route.streams:
-        content["text/event-stream"] = {"schema": {"type": "string", "description": "Server-sent events."}}
+    content |= {media: {"schema": {"type": "string"}} for media in route.media}
     if content:
         responses["200"] = {"description": "Done.", "content": content}
     else:

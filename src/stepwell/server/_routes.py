@@ -44,8 +44,8 @@ class Endpoint:
         optional: Whether the body may be left out.
         query: Model of the query string.
         headers: Header fields it looks at, with their meaning.
-        result: Type of the 200 response; `None` for an empty 204, or events alone.
-        streams: Whether it answers with server-sent events, or may.
+        result: Type of the 200 response; `None` for an empty 204, or `media` alone.
+        media: Media types of 200 responses that are not JSON.
         problems: Statuses of the problems it may answer with, besides those that every route may.
         needs: What the caller has to be able to do; `None`: nothing but to be known.
         open: Whether it asks for no key.
@@ -61,7 +61,7 @@ class Endpoint:
     query: type[BaseModel] | None = None
     headers: tuple[tuple[str, str], ...] = ()
     result: Any = None
-    streams: bool = False
+    media: tuple[str, ...] = ()
     problems: tuple[int, ...] = ()
     needs: Capability | None = None
     open: bool = False
@@ -96,7 +96,7 @@ ROUTES: Final = (
         body=TurnBody,
         headers=(_KEY,),
         result=TurnResult,
-        streams=True,
+        media=("text/event-stream",),
         problems=(400, 404, 408, 409, 413, 415, 422, 503),
     ),
     Endpoint(
@@ -185,7 +185,7 @@ ROUTES: Final = (
         ),
         query=EventsQuery,
         headers=(("Last-Event-ID", "The cursor to continue from."),),
-        streams=True,
+        media=("text/event-stream",),
         problems=(404, 422, 503),
     ),
     Endpoint(
@@ -264,6 +264,15 @@ ROUTES: Final = (
         result=Health,
         problems=(503,),
         open=True,
+    ),
+    Endpoint(
+        method="GET",
+        path="/metrics",
+        needs="metrics",
+        answer=Api.metrics,
+        summary="Counts, for Prometheus",
+        description="Of this process, in the text format.",
+        media=("text/plain",),
     ),
     Endpoint(method="GET", path="/openapi.json", answer=Api.openapi, summary="This document", result=dict[str, Any]),
 )
