@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from publication_kit import shown
 from stepwell import Engine, TurnResult
 from stepwell.channels import MemoryChannels
 from stepwell.errors import InputEventNotFoundError, InvalidInputError, MisuseError, UnknownRequestError
@@ -73,20 +74,6 @@ async def desk() -> AsyncGenerator[Desk]:
     desk = Desk()
     async with desk.engine:
         yield desk
-
-
-def shown(client: ClientSession[Any, Any]) -> list[list[Any]]:
-    return [[entry.message["role"], *map(part, entry.message["parts"])] for entry in client.view.messages]
-
-
-def part(given: dict[str, Any]) -> Any:
-    kind = given["type"]
-    if kind == "text":
-        return given["text"]
-    if kind.startswith("tool-"):
-        more = {key: given[key] for key in ("approval", "output", "errorText") if key in given}
-        return kind.removeprefix("tool-"), given["state"], more
-    return "|" if kind == "step-start" else (kind, given.get("id"), given.get("data"))
 
 
 def status(client: ClientSession[Any, Any], result: TurnResult) -> str | None:

@@ -13,10 +13,11 @@ from anyio import CancelScope
 from stepwell._clock import Clock
 from stepwell.errors import CallerError, UnknownSessionError
 from stepwell.loop import Alarm
+from stepwell.messages import JsonObject
 from stepwell.models import ModelGateway, ModelSelection
 from stepwell.models.providers import Providers
 from stepwell.sessions import SessionStore, TurnRecord
-from stepwell.wire import ChannelProvider, session_channel
+from stepwell.wire import SUCCESSOR, ChannelProvider, WireMessage, session_channel
 
 from ._hold import Hold
 from ._lines import Lines
@@ -93,6 +94,12 @@ class Core:
         return ChannelWriter(
             channel, epoch=epoch, client_id=None, clock=self.clock, on_fenced=on_fenced, patience=math.inf
         )
+
+    async def point(self, writer: ChannelWriter | None, ended: str, successor: str) -> None:
+        """Say on the channel of an ended session which one its conversation goes on in. May be repeated."""
+        if writer is not None:
+            data: JsonObject = {"session": successor, "channel": self.channel_of(successor)}
+            await writer.publish([WireMessage(name=SUCCESSOR, data=data, idempotency_id=f"{ended}:{successor}")])
 
     def codec(self) -> Codec[Any, Any]:
         """Of what is said on channels."""

@@ -248,12 +248,10 @@ class Publication:
                 if self._mode == "live":
                     self._live().say([progress_chunk(event.call, event.name, event.value)])
             case CandidateClassified():
-                if event.verdict == "cancelled":
-                    self._drop("cancelled")
-                elif event.verdict != "accepted":
-                    self._drop("failed")
+                if event.verdict not in ("accepted", "cancelled"):  # a cancelled one stays, for `give_up`
+                    self._drop()
             case Superseded() | AttemptStarted():
-                self._drop("failed")
+                self._drop()
             case UnitStarted():
                 self._begin(event)
             case _:
@@ -288,11 +286,11 @@ class Publication:
         attempt = self._live()
         attempt.say(attempt.emitted.propose(event.call, event.name, event.delta))
 
-    def _drop(self, reason: StepReason) -> None:
+    def _drop(self) -> None:
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
             self._dirty = self._dirty or attempt.begun
-            attempt.finish(reason)
+            attempt.finish("failed")
 
     # -- its commit
 

@@ -541,10 +541,11 @@ class TurnTask:
         successor = head.successor
         if successor is not None and successor not in visited and await self._core.exists(successor):
             await self._hold.give_up()
+            await self._core.point(self._writer, head.id, successor)
             self._previous = head.id
             return successor
         # The old session stays leased until its successor is there, so that two processes cannot give it two.
-        old, old_hold = self.working, self._hold
+        old, old_hold, old_writer = self.working, self._hold, self._writer
         self._hold = self._core.hold()
         self._previous = head.id
         self._resumed = False
@@ -552,6 +553,7 @@ class TurnTask:
             head.successor = new_id()
             await self._create(head.successor)
             await old_hold.commit(old, release=True)
+            await self._core.point(old_writer, head.id, head.successor)
         except RaceError as error:
             self._core.report("a session could not name its successor", error, head.id)
         finally:

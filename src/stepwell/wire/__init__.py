@@ -35,7 +35,7 @@ from ._messages import (
     step_end,
     step_start,
 )
-from ._names import NAMES, H, Name
+from ._names import NAMES, SUCCESSOR, H, Name
 from ._records import (
     Action,
     Capabilities,
@@ -56,6 +56,7 @@ __all__ = [
     "DEFAULT_ERROR_CODE",
     "MAX_BATCH",
     "NAMES",
+    "SUCCESSOR",
     "Action",
     "CancelRequest",
     "Capabilities",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["NAMES", "H", "Name"]
+__all__ = ["NAMES", "SUCCESSOR", "H", "Name"]
 
 
 class Name:
@@ -22,6 +22,10 @@ class Name:
 
 
 NAMES: Final = frozenset(value for key, value in vars(Name).items() if key.isupper())
+
+SUCCESSOR: Final = "stepwell-successor"
+"""`WireMessage.name` of the pointer on an ended session's channel; `data` is `{"session", "channel"}`. It is no message
+of the protocol, so other clients pass it over."""
 
 
 class H:
