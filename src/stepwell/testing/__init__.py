@@ -12,6 +12,7 @@
 
 from ._channel_conformance import ChannelConformance
 from ._clock import FakeClock
+from ._faults import CrashedError, Faults, sever
 from ._harness import TurnHarness
 from ._scripted import Call, Reply, Scripted, ScriptedModel, ScriptError
 from ._store_conformance import SessionStoreConformance
@@ -20,7 +21,9 @@ from ._store_processes import SessionStoreProcessConformance
 __all__ = [
     "Call",
     "ChannelConformance",
+    "CrashedError",
     "FakeClock",
+    "Faults",
     "Reply",
     "ScriptError",
     "Scripted",
@@ -28,4 +31,5 @@ __all__ = [
     "SessionStoreConformance",
     "SessionStoreProcessConformance",
     "TurnHarness",
+    "sever",
 ]
