@@ -13,7 +13,7 @@ import anyio
 import httpx
 import pytest
 
-from server.kit import FLOWS, Process, application, listening, until
+from server.kit import FLOWS, Event, Process, application, events_of, listening, until, until_event
 from stepwell import Engine
 from stepwell.server import create_app
 from stepwell.testing import Reply, ScriptedModel
@@ -169,6 +169,19 @@ serve(flows=FLOWS, models={"scripted": model}, port=0, grace=grace, ready=lambda
 print("closed")
 """
 
+FOLLOWED = """
+import sys
+from server.kit import FLOWS
+from stepwell.server import serve
+from stepwell.testing import Reply, ScriptedModel
+store, channels, words, grace = sys.argv[1:5]
+reply = Reply.text([words, " lost"]).stalling(after=1) if float(grace) < 10 else Reply.text(["Hel", "lo."])
+serve(
+    flows=FLOWS, models={"scripted": ScriptedModel(default=reply)}, store=store, channels=channels, port=0,
+    grace=float(grace), ready=lambda url: print(url, flush=True), lease_ttl=2.0, recovery_interval=0.1,
+)
+"""
+
 HOTEL = """
 import sys
 sys.path.insert(0, sys.argv[2])
@@ -221,6 +234,58 @@ def test_a_second_signal_does_not_wait() -> None:
                 break
         code, output = server.stop(signal.SIGINT)
         assert code == 0, output
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("places", ["sqlite", "postgres and redis"])
+async def test_scenario_c5_a_server_is_told_to_stop_in_a_turn_and_another_one_finishes_it(
+    places: str, end: signal.Signals, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if places == "sqlite":
+        store = channels = f"sqlite:///{tmp_path}/s.db"
+    else:
+        store, channels = (request.getfixturevalue(name) for name in ("postgres_database", "redis_database"))
+    key = {"Idempotency-Key": "k"}
+
+    def said(events: list[Event]) -> list[str]:
+        return [str(event["data"].get("data", "")) for event in events if event["event"] == "message"]
+
+    with Process(FOLLOWED, store, channels, "Dead", "0.2") as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+            stream = {"Accept": "text/event-stream", **key}
+            async with client.stream("POST", TURNS, json={"message": "hello"}, headers=stream) as answer:
+                told = events_of(answer)
+                session = (await anext(told))["data"]["session_id"]
+                events = f"/v1/sessions/{session}/events"
+                async with client.stream("GET", events + "?history=1") as response:
+                    watched = events_of(response)
+                    seen = await until_event(watched, lambda event: "Dead" in str(event["data"].get("data")))
+                    server.process.send_signal(end)
+                    if end == signal.SIGTERM:
+                        seen += [event async for event in watched]
+                        [*_, last] = [event async for event in told]
+                        assert (last["event"], last["data"]["code"]) == ("error", "turn_cancelled")
+                        assert last["data"]["retryable"]
+        assert server.process.wait(30) == (0 if end == signal.SIGTERM else -end)
+    cursor = [event["id"] for event in seen if "id" in event][-1]
+    assert "ai-run-end" not in [event["data"].get("name") for event in seen]
+    # Nobody asks: the second server finds the turn by itself, and whoever watched goes on from the cursor.
+    with Process(FOLLOWED, store, channels, "-", "20") as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+            async with client.stream("GET", events, headers={"Last-Event-ID": cursor}) as response:
+                rest = await until_event(events_of(response), lambda event: event["data"].get("name") == "ai-run-end")
+            again = (await client.post(TURNS, json={"message": "hello"}, headers=key)).json()
+            assert (again["message"], again["session_id"]) == ("Hello.", session)
+            async with client.stream("GET", events + "?view=1") as response:
+                view = (await anext(events_of(response)))["data"]
+            metrics = (await client.get("/metrics")).text
+        assert server.stop()[0] == 0
+    shown = ["".join(part.get("text", "") for part in one["message"]["parts"]) for one in view["messages"]]
+    assert shown == ["hello", "Hello."]
+    assert [run["status"] for run in view["runs"]] == ["complete"]
+    assert "".join(said(rest)).count("Hello.") == 1
+    assert rest[-1]["data"]["extras"]["ai"]["transport"]["run-reason"] == "complete"
+    assert 'stepwell_recoveries_total{flow="TalkFlow"} 1.0' in metrics
 
 
 def test_scenario_the_same_conversation_over_http_resumed_after_restarts(tmp_path: Path) -> None:
