@@ -238,7 +238,7 @@ def test_a_second_signal_does_not_wait() -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("places", ["sqlite", "postgres and redis"])
-async def test_scenario_c5_a_server_is_told_to_stop_in_a_turn_and_another_one_finishes_it(
+async def test_scenario_a_server_is_told_to_stop_in_a_turn_and_another_one_finishes_it(
     places: str, end: signal.Signals, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     if places == "sqlite":
