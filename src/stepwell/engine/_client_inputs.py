@@ -1,20 +1,21 @@
-"""What clients publish on a session's channel about calls that wait, as answers."""
+"""What clients publish on a session's channel: what a person says, and answers to calls that wait."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from stepwell.errors import InputEventNotFoundError, InvalidInputError
-from stepwell.messages import AssistantMessage, JsonValue
+from stepwell.messages import AssistantMessage, FilePart, JsonValue, TextPart, UserMessage
 from stepwell.sessions import SessionHead, SessionStore
 from stepwell.tools import request_id
 from stepwell.transport import Codec
 from stepwell.wire import Channel, Cursor, Delivery, H, Name, transport_headers
 
-__all__ = ["ClientAnswer", "find_answer", "request_of"]
+__all__ = ["ClientAnswer", "ClientMessage", "event_of", "find_input", "key_of", "request_of"]
 
 _PAGE: Final = 100
 _RECENT: Final = 64
@@ -36,46 +37,113 @@ class ClientAnswer(msgspec.Struct, frozen=True):
     fork: str | None = None
 
 
-async def find_answer(channel: Channel, codec: Codec[Any, Any], event_id: str) -> ClientAnswer:
+class ClientMessage(msgspec.Struct, frozen=True):
+    """What a person says, as it is on the channel.
+
+    Attributes:
+        id: Its `codec-message-id`.
+        message: What is said.
+        run: The run that it is said into; `None`: it wants a run of its own.
+    """
+
+    id: str
+    message: UserMessage
+    run: str | None = None
+
+
+def key_of(event_id: str) -> str:
+    """The idempotency key of an input on the channel: invoked twice, it is one turn."""
+    return f"event:{hashlib.sha256(event_id.encode()).hexdigest()}"
+
+
+async def find_input(channel: Channel, codec: Codec[Any, Any], event_id: str) -> ClientAnswer | ClientMessage:
     """Read the input of that `event-id`, however long ago it was published.
 
     Raises:
         InputEventNotFoundError: It is not on the channel.
-        InvalidInputError: It says something else.
+        InvalidInputError: It is nothing that a flow takes up: an edit, a regeneration, or another application's.
         ChannelError: The channel cannot be read.
     """
+    found = await _find(channel, H.EVENT_ID, event_id)
+    if not found:
+        raise InputEventNotFoundError(
+            f"The channel {channel.name} has no input {event_id[:80]!r}: publish it before it is invoked.",
+            channel=channel.name,
+        )
+    headers = transport_headers(found[0].extras)
+    if H.FORK_OF in headers or H.MSG_REGENERATE in headers:
+        raise InvalidInputError(
+            "A flow goes on from where it stands: edits and regenerations of what was said before are not for its "
+            "sessions. Say it as a new message.",
+            "/inputEventId",
+        )
+    decoder = codec.create_decoder()
+    events = [event for delivery in found for event in decoder.decode(delivery).inputs]
+    run, message_id = headers.get(H.RUN_ID), headers.get(H.CODEC_MESSAGE_ID)
+    if (answer := _answer(events, None if run is not None else message_id)) is not None:
+        return answer
+    said = [part for event in events if event.get("kind") == "user-message" for part in event["message"]["parts"]]
+    if said and message_id is not None:
+        return ClientMessage(message_id, _message(said), run)
+    raise InvalidInputError(
+        "The input is neither a message nor an answer to a call: neither text, a verdict nor a tool's result.",
+        "/inputEventId",
+    )
+
+
+async def event_of(channel: Channel, message_id: str) -> str | None:
+    """The `event-id` of the input of that `codec-message-id`; `None`: it is not on the channel."""
+    found = await _find(channel, H.CODEC_MESSAGE_ID, message_id)
+    return transport_headers(found[0].extras).get(H.EVENT_ID) if found else None
+
+
+async def _find(channel: Channel, header: str, value: str) -> list[Delivery]:
+    """All parts of an input, in order. They are one publish, but a page may end within it."""
     before: Cursor | None = None
+    found: list[Delivery] = []
     while True:
         page = await channel.history(before=before, limit=_PAGE)
         for delivery in page.items:
-            if delivery.name == Name.INPUT and transport_headers(delivery.extras).get(H.EVENT_ID) == event_id:
-                return _read(delivery, codec)
+            if delivery.name == Name.INPUT and transport_headers(delivery.extras).get(header) == value:
+                found.append(delivery)
+            elif found:
+                return found[::-1]
         if page.next is None:
-            raise InputEventNotFoundError(
-                f"The channel {channel.name} has no input {event_id[:80]!r}: publish it before it is invoked.",
-                channel=channel.name,
-            )
+            return found[::-1]
         before = page.next
 
 
-def _read(delivery: Delivery, codec: Codec[Any, Any]) -> ClientAnswer:
-    headers = transport_headers(delivery.extras)
-    fork = None if H.RUN_ID in headers else headers.get(H.CODEC_MESSAGE_ID)
-    for event in codec.create_decoder().decode(delivery).inputs:
+def _message(parts: Sequence[Mapping[str, Any]]) -> UserMessage:
+    """What a person says, from the parts of a UI message; what is neither text nor a file is the client's own."""
+    content: list[TextPart | FilePart] = []
+    for part in parts:
+        match part:
+            case {"type": "text", "text": str(text)}:
+                content.append(TextPart(text))
+            case {"type": "file", "url": str(url), "mediaType": str(media)}:
+                head, comma, data = url.partition(",")
+                inline = comma and head.startswith("data:") and head.endswith(";base64")
+                content.append(FilePart(media, data, None) if inline else FilePart(media, None, url))
+            case _:
+                continue
+    if len(content) == 1 and isinstance(content[0], TextPart):
+        return UserMessage(content=content[0].text)
+    return UserMessage(content=tuple(content))
+
+
+def _answer(events: Sequence[Mapping[str, Any]], fork: str | None) -> ClientAnswer | None:
+    for event in events:
         match event:
             case {"kind": "tool-approval-response", "toolCallId": str(call)}:
-                given: Mapping[str, Any] = event
-                reason = {"reason": given["reason"]} if given.get("reason") else {}
-                return ClientAnswer(call, {"approved": bool(given.get("approved")), **reason}, fork)
+                reason = {"reason": event["reason"]} if event.get("reason") else {}
+                return ClientAnswer(call, {"approved": bool(event.get("approved")), **reason}, fork)
             case {"kind": "tool-result", "toolCallId": str(call)}:
                 return ClientAnswer(call, event.get("output"), fork)
             case {"kind": "tool-result-error", "toolCallId": str(call)}:
                 return ClientAnswer(call, {"error": event.get("message", "")}, fork)
             case _:
                 continue
-    raise InvalidInputError(
-        "The input answers no call: it is neither an approval nor a tool's result.", "/inputEventId"
-    )
+    return None
 
 
 async def request_of(store: SessionStore, head: SessionHead, call: str) -> str | None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from types import TracebackType
-from typing import Any, Literal, Self, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, cast
 
 import anyio
 import msgspec
@@ -31,8 +31,16 @@ from stepwell.flow import BusyPolicy, Flow, FlowDefinition
 from stepwell.messages import JsonObject, UserMessage
 from stepwell.models import ModelGateway
 from stepwell.models.providers import Providers
-from stepwell.sessions import SessionHead, SessionStore, SessionSummary, export_session, import_session, open_store
-from stepwell.wire import ChannelProvider
+from stepwell.sessions import (
+    InboxRow,
+    SessionHead,
+    SessionStore,
+    SessionSummary,
+    export_session,
+    import_session,
+    open_store,
+)
+from stepwell.wire import Channel, ChannelProvider
 
 from ._core import Core
 from ._events import Listener
@@ -40,9 +48,12 @@ from ._handle import Turn
 from ._inbox import Cancel, cancel_row
 from ._inputs import Limits, TurnInput, checked_config, checked_key, checked_message, checked_session_id, recovery_of
 from ._result import TurnResult, wrap
-from ._stream import TurnStream
+from ._stream import Reader, TurnStream
 from ._suspension import AnswerPayload, put_answer, stored_result, unknown_request
 from ._turn import TurnTask
+
+if TYPE_CHECKING:
+    from ._client_inputs import ClientAnswer
 
 __all__ = ["Engine", "TurnOptions"]
 
@@ -317,6 +328,7 @@ class Engine:
         busy_timeout: float | None = None,
         on_suspended: Literal["error", "abandon"] | None = None,
         create_session: bool = False,
+        published: str | None = None,
     ) -> tuple[TurnTask, bool]:
         """Start a turn, or attach to the one that runs under the same key; and whether it was started."""
         self._check_running()
@@ -334,6 +346,7 @@ class Engine:
             busy_timeout=cls.busy_timeout if busy_timeout is None else busy_timeout,
             on_suspended=on_suspended or cls.on_suspended,
             create=create_session,
+            published=published,
         )
         index = (definition.id, session_id, key) if key is not None else None
         if index is not None and (running := self._by_key.get(index)) is not None:
@@ -399,7 +412,13 @@ class Engine:
         )
 
     async def cancel(
-        self, session_id: str, *, reason: str | None = None, run_id: str | None = None, key: str | None = None
+        self,
+        session_id: str,
+        *,
+        reason: str | None = None,
+        run_id: str | None = None,
+        key: str | None = None,
+        input_id: str | None = None,
     ) -> bool:
         """Cancel the running turn of a session, in whatever process, and wait until it is recorded.
 
@@ -408,6 +427,7 @@ class Engine:
             reason: Recorded with it.
             run_id: Only this run.
             key: Only the input with this idempotency key, also while it still waits.
+            input_id: Only what a client published under this `codec-message-id`, also while it still waits.
 
         Returns:
             Whether something was cancelled.
@@ -418,6 +438,13 @@ class Engine:
         Cancelling the caller leaves the request: it will be honoured.
         """
         self._check_running()
+        if input_id is not None:
+            from ._client_inputs import event_of, key_of
+
+            event = await event_of(await self._channel(checked_session_id(session_id)), input_id)
+            if event is None:
+                return False
+            key = key_of(event)
         for turn in list(self._turns):
             if turn.session_id == session_id and turn.is_meant(run_id, key):
                 cancelled = turn.cancel("user", reason)
@@ -489,39 +516,106 @@ class Engine:
             UnknownSessionError, UnknownFlowError: See `answer`.
         """
         self._check_running()
-        head, _ = await self.store.load(checked_session_id(session_id))
-        if self.channels is None:
-            raise MisuseError("This engine has no channels on which clients could answer: use answer.")
-        from ._client_inputs import find_answer, request_of
+        from ._client_inputs import ClientMessage, find_input
 
-        channel = await self.channels.open(self._core.channel_of(session_id))
-        given = await find_answer(channel, self._core.codec(), input_event_id)
-        request_id = await request_of(self.store, head, given.call)
-        if request_id is None:
-            raise unknown_request(session_id, given.call)
-        return await self._answer(head, request_id, AnswerPayload(given.value, shown=True, fork=given.fork))
+        head, _ = await self.store.load(checked_session_id(session_id))
+        said = await find_input(await self._channel(session_id), self._core.codec(), input_event_id)
+        if isinstance(said, ClientMessage):
+            raise InvalidInputError("The input answers no call: it is a message, for invoke.", "/inputEventId")
+        return await self._answer(head, *await self._answer_of(head, said))
 
     async def _answer(self, head: SessionHead, request_id: str, answer: AnswerPayload) -> TurnResult:
-        session_id = head.id
-        definition = self._definition(head.workflow.id)
-        row = await put_answer(self.store, head, request_id, answer, self.limits, self.clock.time())
+        row, given = await self._write_answer(head, request_id, answer)
         if (known := stored_result(row)) is not None:
             return known
-        given = TurnInput(
+        turn = self._launch(given)
+        await self._finish(turn, owner=True)
+        if isinstance(turn.error, _MISUSE):
+            raise turn.error
+        return turn.result
+
+    async def _write_answer(
+        self, head: SessionHead, request_id: str, answer: AnswerPayload
+    ) -> tuple[InboxRow, TurnInput]:
+        """Write an answer down; returns its row, and the turn that takes it up."""
+        definition = self._definition(head.workflow.id)
+        row = await put_answer(self.store, head, request_id, answer, self.limits, self.clock.time())
+        return row, TurnInput(
             definition=definition,
             message=None,
-            session_id=session_id,
+            session_id=head.id,
             config=None,
             key=None,
             on_busy="queue",
             busy_timeout=definition.cls.busy_timeout,
             answer=request_id,
         )
-        turn = self._launch(given)
-        await self._finish(turn, owner=True)
-        if isinstance(turn.error, _MISUSE):
-            raise turn.error
-        return turn.result
+
+    async def _answer_of(self, head: SessionHead, given: ClientAnswer) -> tuple[str, AnswerPayload]:
+        from ._client_inputs import request_of
+
+        request_id = await request_of(self.store, head, given.call)
+        if request_id is None:
+            raise unknown_request(head.id, given.call)
+        return request_id, AnswerPayload(given.value, shown=True, fork=given.fork)
+
+    # -- what clients publish
+
+    async def invoke(self, session_id: str, input_event_id: str, *, flow: str | None = None) -> Turn:
+        """Take up what a client published on the session's channel, once, however often it is invoked.
+
+        A message is a turn, or, where it names a run, said into the one that runs (see `steer`); a verdict or a tool's
+        result is an answer (see `answer`). What is on the channel is not said there again.
+
+        Args:
+            session_id: The session.
+            input_event_id: The input's `event-id`.
+            flow: Begin the session with this flow, if there is none yet; if there is, it has to be of that flow.
+
+        Returns:
+            The turn. It goes on by itself, whatever becomes of whoever invoked it; it tells no events. Wait for `begun`
+            or `done`.
+
+        Raises:
+            InputEventNotFoundError: There is no such input on the channel.
+            InvalidInputError: It is an edit, a regeneration or something else that a flow does not take up.
+            UnknownRequestError: It answers a call that waits for nothing.
+            MisuseError: The engine has no channels.
+            ChannelError: The channel cannot be read.
+            UnknownSessionError: There is no such session, and no flow to begin it with.
+            UnknownFlowError: The flow is not registered here.
+        """
+        self._check_running()
+        from ._client_inputs import ClientMessage, find_input, key_of
+
+        said = await find_input(await self._channel(checked_session_id(session_id)), self._core.codec(), input_event_id)
+        try:
+            head, _ = await self.store.load(session_id)
+        except UnknownSessionError:
+            if flow is None or not isinstance(said, ClientMessage):
+                raise
+            definition = self._definition(flow)
+        else:
+            if not isinstance(said, ClientMessage):
+                _, given = await self._write_answer(head, *await self._answer_of(head, said))
+                return Turn(self._launch(given), Reader.closed(), owner=True)
+            definition = self._definition(flow or head.workflow.id)
+        policy = definition.cls.on_busy
+        task, owner = self._start(
+            definition.id,
+            said.message,
+            session_id=session_id,
+            idempotency_key=key_of(input_event_id),
+            on_busy="steer" if said.run is not None else "queue" if policy == "steer" else policy,
+            create_session=flow is not None,
+            published=said.id,
+        )
+        return Turn(task, Reader.closed(), owner=owner)
+
+    async def _channel(self, session_id: str) -> Channel:
+        if self.channels is None:
+            raise MisuseError("This engine has no channels on which clients could say something: use run and answer.")
+        return await self.channels.open(self._core.channel_of(session_id))
 
     # -- recovery
 

@@ -53,8 +53,8 @@ class Turn:
         return self._task.text
 
     @property
-    def begun(self) -> bool:
-        """Whether it runs, or has run, rather than waits to."""
+    def begun(self) -> asyncio.Event:
+        """Set when it runs, rather than waits to, or is over."""
         return self._task.begun
 
     @property

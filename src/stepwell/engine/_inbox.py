@@ -39,6 +39,7 @@ class _Said(msgspec.Struct, omit_defaults=True):
 
     message: UserMessage | None = None
     config: JsonObject | None = None
+    published: str | None = None
 
 
 class Cancel(msgspec.Struct, omit_defaults=True):
@@ -70,7 +71,7 @@ _cancel: Final = msgspec.json.Decoder(Cancel)
 def input_row(given: TurnInput, kind: RowKind) -> InboxRow:
     """An input that waits, under its key."""
     assert given.key is not None
-    said = msgspec.json.encode(_Said(given.message, given.config))
+    said = msgspec.json.encode(_Said(given.message, given.config, given.published))
     return InboxRow(given.key, kind, given.digest + said)
 
 
@@ -85,6 +86,7 @@ def input_of(row: InboxRow, definition: FlowDefinition, session: str) -> TurnInp
         key=row.key,
         on_busy="queue",
         busy_timeout=definition.cls.busy_timeout,
+        published=said.published,
     )
 
 

@@ -57,6 +57,7 @@ class TurnInput(msgspec.Struct, frozen=True, kw_only=True):
     answer: str | None = None  # nobody says anything: this request is answered, in the inbox
     on_suspended: Literal["error", "abandon"] = "error"
     recovery: bool = False  # see `recovery_of`
+    published: str | None = None  # the message is on the session's channel, under this `codec-message-id`
     create: bool = False  # a session that is not there is begun, under that id
 
     @property

@@ -110,7 +110,7 @@ class Publication:
     @property
     def input_id(self) -> str | None:
         """The `codec-message-id` of what the invocation follows: what the person said, or what it goes on from."""
-        return self.turn.follows or self.turn.input
+        return self.turn.follows or self.turn.said
 
     @property
     def message_id(self) -> str:
@@ -143,7 +143,7 @@ class Publication:
     def _answered(self, step: str) -> str | None:
         """Which of what was said meanwhile a step answers."""
         unit = int(step.rpartition("-")[2])
-        ids = [steer.message for steer in self.turn.steers if steer.unit == unit]
+        ids = [steer.said for steer in self.turn.steers if steer.unit == unit]
         return json_text(ids) if ids else None
 
     async def start_step(self, step: str, idempotency_id: str) -> str:
@@ -163,7 +163,7 @@ class Publication:
         turn = self.turn
         messages: list[WireMessage] = []
         input_id = self.input_id
-        if message is not None and input_id is not None:
+        if message is not None and input_id is not None and turn.published is None:
             messages = self._said(message.content, input_id, turn.parent, {})
         parent = input_id or turn.parent
         messages.append(run_start(self._run(), parent=parent, idempotency_id=f"{turn.run}:open"))
@@ -212,7 +212,7 @@ class Publication:
                 messages += self._input(event, one.message, one.message, f"{turn.run}:answer:{one.id}", run)
         name = f"{turn.invocation}:resume"
         if any(one.fork for one in turn.pending):
-            messages.append(run_start(self._run(), parent=turn.input or turn.parent, idempotency_id=name))
+            messages.append(run_start(self._run(), parent=turn.said or turn.parent, idempotency_id=name))
         else:
             messages.append(run_resume(self._run(), idempotency_id=name))
         await self.writer.publish(messages)

@@ -50,6 +50,13 @@ class Reader:
         self._wake = asyncio.Event()
         self._closed = False
 
+    @classmethod
+    def closed(cls) -> Reader:
+        """One that hears nothing."""
+        reader = cls()
+        reader.close()
+        return reader
+
     async def next(self) -> TurnEvent | None:
         """The next event; `None` after the last."""
         while not self._buffer:

@@ -250,13 +250,20 @@ def _read(row: InboxRow) -> AnswerPayload | None:
         return None
 
 
-def answer_by_message(turn: TurnRecord, message: UserMessage, message_id: str) -> bool:
-    """Let what a person says answer the question, if a single one is all that is waited for. Whether it does."""
+def answer_by_message(turn: TurnRecord, message: UserMessage, message_id: str, *, shown: bool) -> bool:
+    """Let what a person says answer the question, if a single one is all that is waited for. Whether it does.
+
+    Args:
+        turn: What waits.
+        message: What is said.
+        message_id: Its `codec-message-id`.
+        shown: Whether it is on the channel.
+    """
     left = waiting(turn)
     if len(left) != 1 or left[0].kind != "question":
         return False
     asked = left[0]
-    asked.state, asked.said, asked.parent = "answered", message_id, turn.tip
+    asked.state, asked.said, asked.parent, asked.shown = "answered", message_id, turn.tip, shown
     asked.answer = message.content if isinstance(message.content, str) else msgspec.to_builtins(message.content)
     return True
 

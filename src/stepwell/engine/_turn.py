@@ -94,7 +94,7 @@ class TurnTask:
         self.error: BaseException | None = None
         self.done = asyncio.Event()
         self.ended = asyncio.Event()
-        self.begun = False  # whether it runs, rather than waits to
+        self.begun = asyncio.Event()  # it runs, rather than waits to; or is over
         self.key_index: tuple[str, str | None, str] | None = None
         self._core = core
         self._ended = ended
@@ -288,9 +288,9 @@ class TurnTask:
         working, turn, rows = self.working, self.working.turn, self._steers
         self._steers = []
         for row in rows:
-            message = input_of(row, self._given.definition, self.session_id).message
-            heard = cast("FlowMachine", self._machine).hear(cast("UserMessage", message))
-            turn.steers = [*turn.steers, SteerRecord(row.key, heard.id, turn.unit)]
+            said = input_of(row, self._given.definition, self.session_id)
+            heard = cast("FlowMachine", self._machine).hear(cast("UserMessage", said.message))
+            turn.steers = [*turn.steers, SteerRecord(row.key, heard.id, turn.unit, said.published)]
             working.consume(InboxUpdate(row.key, "taken"))
         turn.message, turn.shown, turn.outs = f"{turn.invocation}-{turn.unit}", False, ()
         await self._commit(unit=False)
@@ -300,7 +300,9 @@ class TurnTask:
         turn = self.working.turn
         if self._publication is not None:
             for steer in turn.steers:
-                if steer.unit == turn.unit and (said := self.working.said(steer.message)) is not None:
+                if steer.unit != turn.unit or steer.published:
+                    continue
+                if (said := self.working.said(steer.message)) is not None:
                     await self._publication.hear(said)
 
     # -- beginning
@@ -689,7 +691,10 @@ class TurnTask:
         for update in updates:
             working.consume(update)
         mine, key = given.recovery or given.answer in turn.answers, None
-        if given.message is not None and answer_by_message(turn, given.message, working.new_id(turn.visit.stage)):
+        published = self._published
+        if given.message is not None and answer_by_message(
+            turn, given.message, published or working.new_id(turn.visit.stage), shown=published is not None
+        ):
             mine, key = True, given.key
             if key is not None:
                 self._take_input(key)
@@ -772,6 +777,7 @@ class TurnTask:
             visit=VisitRecord(stage=working.current, fresh=fresh, crossing=fresh),
             key=given.key,
             parent=working.head.tip,
+            published=self._published,
         )
         if given.key is not None:
             self._take_input(given.key)
@@ -779,13 +785,18 @@ class TurnTask:
                 message = msgspec.structs.replace(message, id=hashlib.sha256(given.key.encode()).hexdigest()[:8])
         cast("FlowMachine", self._machine).open(turn, message)
 
+    @property
+    def _published(self) -> str | None:
+        """Under which id the message is on this session's channel; what ended before has another channel."""
+        return self._given.published if self.session_id == self._given.session_id else None
+
     def _take_input(self, key: str) -> None:
         """The input's row belongs to the turn from its opening commit on."""
         self.working.consume(InboxRow(key, "input", self._given.digest, "taken"))
         self.working.consume(InboxUpdate(key, "taken"))
 
     def _tell_started(self, *, recovered: bool = False) -> None:
-        self.begun = True
+        self.begun.set()
         if self._stream.heard:
             flow = self._given.definition.id
             self._stream.emit(TurnStarted(self.session_id, self.run_id, self.invocation_id, flow, recovered))
@@ -907,6 +918,7 @@ class TurnTask:
         if self._stream.heard:
             self._stream.emit(TurnFinished(result))
         self._stream.close()
+        self.begun.set()
         self.done.set()
 
     def _settle_inputs(self, turn: TurnRecord, result: TurnResult) -> None:

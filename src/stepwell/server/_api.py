@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -14,11 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stepwell.engine import Engine, Turn, TurnResult
-from stepwell.errors import StepwellError, UnknownSessionError
+from stepwell.errors import InvalidInputError, StepwellError, UnknownSessionError
 from stepwell.flow import BusyPolicy
 from stepwell.messages import UserMessage
 from stepwell.transport import Invocation
-from stepwell.wire import Cursor, Name, WireMessage
+from stepwell.wire import Cursor, H, Name, WireMessage, transport_headers
 
 from ._access import ANONYMOUS, Caller, caller_of
 from ._answers import Cancelled, Ended, Envelope, FlowList, Health, Invoked, Published, SessionPage, describe
@@ -39,7 +39,7 @@ from ._conversations import Conversations
 from ._events import HEARTBEAT_SECONDS, LogEvents, ViewEvents
 from ._openapi import document
 from ._problems import Problem, problem_of, refusal_of, stopping
-from ._turns import turn_events
+from ._turns import ids_of, turn_events
 
 if TYPE_CHECKING:
     from ._app import ServerApp
@@ -74,6 +74,7 @@ class Api:
         definitions = list(dict.fromkeys(self._engine.definitions.values()))
         self._flows = _encode(FlowList(tuple(describe(definition) for definition in definitions)))
         self._names = _encode([definition.id for definition in definitions])
+        self._only_flow = definitions[0].id if len(definitions) == 1 else None
 
     async def flows(self, request: Request) -> Response:
         """`GET /v1/flows`."""
@@ -158,10 +159,23 @@ class Api:
     async def invocations(self, request: Request) -> Response:
         """`POST /v1/sessions/{id}/invocations`."""
         conversations = self._conversations(begins=True)
+        session = await self._session(request)
         body = await read_body(request, InvocationBody, self._app.body_bytes)
-        invocation = Invocation(input_event_id=body.inputEventId, session_name=body.sessionName)
-        invoked = await conversations.invoke(await self._session(request), invocation, body.agent)
-        return _json(_encode(Invoked(invoked.run_id, invoked.invocation_id)))
+        name = conversations.name_of(session)
+        if body.sessionName != name:
+            raise InvalidInputError(
+                f"The invocation is of another channel than {name}: post it to its own session.", "/sessionName"
+            )
+        if await self._is_of_agent(conversations, session, body.agent):
+            invocation = Invocation(input_event_id=body.inputEventId, session_name=name)
+            invoked = await conversations.invoke(session, invocation, body.agent)
+            return _json(_encode(Invoked(invoked.run_id, invoked.invocation_id)))
+        with self._app.waiting(request):
+            turn = await self._engine.invoke(session, body.inputEventId, flow=body.agent or self._only_flow)
+            await turn.begun.wait()
+        if turn.done.is_set():
+            _check_refused(turn)
+        return _json(_encode(Invoked(*ids_of(turn))))
 
     async def inputs(self, request: Request) -> Response:
         """`POST /v1/sessions/{id}/inputs`."""
@@ -180,7 +194,42 @@ class Api:
             )
             for place, one in enumerate(body.messages)
         ]
-        return _json(_encode(Published(await conversations.publish(await self._session(request), messages))))
+        session = await self._session(request)
+        serials = await conversations.publish(session, messages)
+        for message in messages:
+            if message.name == Name.CANCEL:
+                await self._cancel_as(session, transport_headers(message.extras))
+        return _json(_encode(Published(serials)))
+
+    async def _is_of_agent(self, conversations: Conversations, session: str, name: str | None) -> bool:
+        """Whether an agent without flows is to answer in a session, rather than the flow that it is of.
+
+        Raises:
+            InvalidInputError: That cannot be told.
+        """
+        flows = self._engine.definitions if self._engine.channels is not None else {}
+        if name is not None:
+            return name not in flows
+        if not flows or (conversations.agents and not await self._is_stored(session)):
+            return True
+        if self._only_flow is None and not await self._is_stored(session):
+            raise InvalidInputError(f"Which flow? Give one of {', '.join(sorted(flows))}.", "/agent")
+        return False
+
+    async def _is_stored(self, session: str) -> bool:
+        try:
+            await self._engine.store.load(session)
+        except UnknownSessionError:
+            return False
+        return True
+
+    async def _cancel_as(self, session: str, headers: Mapping[str, str]) -> None:
+        """What a client's cancel means for a turn of a flow: that run, or the run of that input."""
+        run, said = headers.get(H.RUN_ID), headers.get(H.INPUT_CODEC_MESSAGE_ID)
+        if self._engine.channels is None or not (run or said):
+            return
+        with suppress(UnknownSessionError):  # an agent's: it reads the channel itself
+            await self._engine.cancel(session, run_id=run, input_id=None if run else said)
 
     def _conversations(self, *, begins: bool = False) -> Conversations:
         """What serves channels. `begins`: for something that goes on, which a server that stops does not begin."""

@@ -162,7 +162,9 @@ class InvocationBody(BaseModel):
 
     inputEventId: str = Field(min_length=1, max_length=512, description="The input's `event-id`.")  # noqa: N815
     sessionName: str = Field(min_length=1, max_length=256, description="Name of the channel.")  # noqa: N815
-    agent: str | None = Field(None, max_length=128, description="Which agent is to answer, where there are several.")
+    agent: str | None = Field(
+        None, max_length=128, description="Which agent or flow is to answer, where there are several."
+    )
 
 
 class WireBody(_Strict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final, TypeAlias
 
@@ -107,6 +107,11 @@ class Conversations:
         """The channel of a session."""
         return session_channel(session_id, self._prefix)
 
+    @property
+    def agents(self) -> Collection[str]:
+        """The names of the agents."""
+        return self._agents.keys()
+
     async def open(self, session_id: str) -> Channel:
         """The channel of a session."""
         assert self._provider is not None
@@ -118,19 +123,14 @@ class Conversations:
         """Let an agent answer an input, and wait until its run has begun. The same input again is the same run.
 
         Raises:
-            InvalidInputError: The invocation is of another session, or there is no such agent.
+            InvalidInputError: There is no such agent.
             StepwellError: The run could not begin.
             Problem: The server is stopping.
 
         Cancelling the wait cancels no run.
         """
-        name = self.name_of(session_id)
-        if invocation.session_name != name:
-            raise InvalidInputError(
-                f"The invocation is of another channel than {name}: post it to its own session.", "/sessionName"
-            )
         run = self._agent(agent)
-        key = name, invocation.input_event_id
+        key = invocation.session_name, invocation.input_event_id
         invoked = self._invoked.get(key)
         if invoked is None:
             if self._group is None:
@@ -150,7 +150,7 @@ class Conversations:
         agent = self._agents.get(name)
         if agent is None:
             known = ", ".join(sorted(self._agents)) or "none"
-            raise InvalidInputError(f"There is no agent {name[:80]!r}, the agents are: {known}.", "/agent")
+            raise InvalidInputError(f"There is no agent or flow {name[:80]!r}, the agents are: {known}.", "/agent")
         return agent
 
     async def _answer(

@@ -193,10 +193,12 @@ ROUTES: Final = (
         path="/v1/sessions/{id}/invocations",
         needs="run",
         answer=Api.invocations,
-        summary="Let an agent answer an input",
+        summary="Let a flow or an agent answer an input",
         description=(
-            "Answers when the run has begun; it goes on when the connection is lost. The same input again is the same "
-            "run. 504: the input is not on the channel."
+            "Of an input that a client published on the session's channel: a message, or an answer to a call that "
+            "waits. Answers when the run has begun; it goes on when the connection is lost. The same input again is "
+            "the same run. A session that is not there yet is begun. 422: edits and regenerations, which flows do not "
+            "take up. 504: the input is not on the channel."
         ),
         body=InvocationBody,
         result=Invoked,
@@ -208,7 +210,10 @@ ROUTES: Final = (
         needs="run",
         answer=Api.inputs,
         summary="Say something on a session's channel",
-        description="Inputs and cancels of a client, as the wire protocol has them; published together, or not at all.",
+        description=(
+            "Inputs and cancels of a client, as the wire protocol has them; published together, or not at all. A "
+            "cancel of a flow's run is done when it is answered."
+        ),
         body=InputsBody,
         result=Published,
         problems=(400, 404, 408, 413, 415, 422, 503),

@@ -16,7 +16,7 @@ from stepwell.wire import Channel, Cursor, Delivery, Gap, H, Name, transport_hea
 from ._events import Chunk, EncodedDeliveries, event
 from ._problems import Problem, refusal_of, stopping
 
-__all__ = ["TurnEvents", "turn_events"]
+__all__ = ["TurnEvents", "ids_of", "turn_events"]
 
 _PAGE: Final = 64
 _PAGES: Final = 8
@@ -55,8 +55,7 @@ class TurnEvents:
 
     async def begin(self) -> None:
         """Wait until the turn has begun, or is over. Cancelling it loses nothing."""
-        while not (self._turn.begun or self._turn.done.is_set()):
-            await anext(self._turn, None)
+        await self._turn.begun.wait()
 
     async def next(self) -> Chunk | None:
         """See `Events`."""
@@ -67,7 +66,7 @@ class TurnEvents:
             await self.begin()
             if not turn.done.is_set() or _refused(turn.result) is None:
                 self._steps = await self._make()
-                run, invocation = _ids_of(turn)
+                run, invocation = ids_of(turn)
                 named = {"session_id": turn.session_id, "run_id": run, "invocation_id": invocation}
                 return Chunk(event("turn", named), 1)
         elif (chunk := await self._steps.more()) is not None:
@@ -78,7 +77,7 @@ class TurnEvents:
         return Chunk(event("result", turn.result) if refused is None else event("error", refused.to_json()), 1)
 
 
-def _ids_of(turn: Turn) -> tuple[str, str]:
+def ids_of(turn: Turn) -> tuple[str, str]:
     """Run and invocation: of a turn that is over those of its result, which may be another one's."""
     if turn.done.is_set():
         return turn.result.run_id, turn.result.invocation_id
@@ -102,7 +101,7 @@ class TurnLogEvents:
         self._turn = turn
         self._channel = channel
         self._encoded = encoded
-        self._run, self._invocation = _ids_of(turn)
+        self._run, self._invocation = ids_of(turn)
         self._serials: set[str] = set()
         self._opened = AsyncExitStack()
         self._over: asyncio.Task[Any] | None = None

@@ -190,11 +190,18 @@ class SteerRecord(msgspec.Struct, frozen=True):
         key: Unique key of its inbox row.
         message: Id of the user's message.
         unit: Index of the unit whose reply answers it.
+        published: Its `codec-message-id`, where a client has put it on the channel itself.
     """
 
     key: str
     message: str
     unit: int
+    published: str | None = None
+
+    @property
+    def said(self) -> str:
+        """The `codec-message-id` of what was said."""
+        return self.published or self.message
 
 
 class TurnRecord(msgspec.Struct, omit_defaults=True):
@@ -218,6 +225,7 @@ class TurnRecord(msgspec.Struct, omit_defaults=True):
         unit: Index of the next unit.
         key: Unique key of the input's inbox row, if it has one.
         input: Id of the user's message.
+        published: Its `codec-message-id`, where a client has put it on the channel itself.
         pending: What a suspended turn waits for; answered, until the unit that goes on with it is committed.
         answers: Keys of the inbox rows with the answers that this invocation goes on with.
         deferred: Messages that come behind the results of the calls that wait.
@@ -241,6 +249,7 @@ class TurnRecord(msgspec.Struct, omit_defaults=True):
     unit: int = 0
     key: str | None = None
     input: str | None = None
+    published: str | None = None
     follows: str | None = None
     pending: Sequence[PendingRecord] = ()
     answers: Sequence[str] = ()
@@ -251,11 +260,16 @@ class TurnRecord(msgspec.Struct, omit_defaults=True):
     expires: float | None = None
 
     @property
+    def said(self) -> str | None:
+        """The `codec-message-id` of the user's message."""
+        return self.published or self.input
+
+    @property
     def tip(self) -> str | None:
         """The newest message of the conversation as far as this turn is concerned: what comes next follows it."""
         if self.shown:
             return self.message or self.invocation
-        return self.steers[-1].message if self.steers else self.follows or self.input or self.parent
+        return self.steers[-1].said if self.steers else self.follows or self.said or self.parent
 
 
 class SessionHead(msgspec.Struct, omit_defaults=True):
