@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import Field
 
-from stepwell import Outcome, Step, TerminateSessionStep, direct, direct_to, finish, go, stay, tool
+from stepwell import Outcome, Step, TerminateSessionStep, ToolContext, direct, direct_to, finish, go, stay, tool
 
-from . import prompts, table
+from . import desk, prompts, table
 from .catalogue import CITIES, Amenity, Hotel, hotel
 from .trip import Trip
 
@@ -167,13 +167,14 @@ class BookStep(DeskStep):
         self.save_state({"name": name, "email": email})
         return stay(f"Noted: {name}, {email}.")
 
-    @tool
-    async def confirm_booking(self) -> Outcome:
+    @tool(effect=True, on_unknown="retry")
+    async def confirm_booking(self, ctx: ToolContext) -> Outcome:
         """Book the hotel ("book it", "confirm", "yes please")."""
         if not self.get_state("email"):
             return stay("Name and e-mail address are missing. Ask for both.")
         chosen = hotel(self.get_state("hotel"))
         reference = f"SW-{chosen.id.upper()}-{self.trip.arrival:%m%d}"
+        desk.book(ctx.idempotency_key, reference)
         self.save_state({"reference": reference})
         sent = f"Booked under {reference}. The confirmation goes to {self.get_state('email')}."
         return direct(f"{table.card(self.trip, chosen)}\n\n{sent} Is there anything else?")
