@@ -164,3 +164,47 @@ def test_a_server(tmp_path: Path) -> None:
     assert "/v1/flows/{id}/turns 200" in log
     assert "welcome" not in log
     assert (tmp_path / "stepwell.db").exists()
+
+
+def test_turns_of_flows_are_on_their_channels(command: Command, tmp_path: Path) -> None:
+    place = "sqlite:///one.db"
+    with serving(tmp_path, str(HOTEL), "--store", place, "--channels", place) as (server, url):
+        request = urllib.request.Request(
+            f"{url}/v1/flows/HotelFlow/turns",
+            json.dumps({"message": "Hello!"}).encode(),
+            {"Content-Type": "application/json", "Accept": "text/event-stream"},
+        )
+        with urllib.request.urlopen(request, timeout=20) as events:
+            lines = [line.decode() for line in events]
+        result = json.loads(lines[-2].removeprefix("data: "))
+        assert "event: message\n" in lines
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=30)
+    assert server.returncode == 0
+    ran = command("watch", result["session_id"], "--channels", f"sqlite:///{tmp_path / 'one.db'}", "--once", "--json")
+    [snapshot] = ran.lines
+    texts = ["".join(part.get("text", "") for part in one["message"]["parts"]) for one in snapshot["messages"]]
+    assert texts == ["Hello!", result["message"]]
+
+
+def test_tokens(command: Command, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import time
+
+    import jwt
+
+    secret = "a secret of more than sixty-four bytes, made by nobody in particular, for tests"
+    file = tmp_path / "secret"
+    file.write_text(secret)
+    assert command("serve", HOTEL).code == 0
+    assert given["jwt"] is None
+    command("serve", HOTEL, "--jwt-key-file", str(file), "--jwt-issuer", "us", "--jwt-audience", "shop")
+    claims = {"sub": "ana", "iss": "us", "aud": "shop", "exp": time.time() + 60, "capabilities": "read"}
+    assert given["jwt"].verify(jwt.encode(claims, secret, "HS256")).subject == "ana"
+    command("serve", HOTEL, "--jwt-key-file", str(file), "--no-auth")
+    assert given["jwt"] is None
+    monkeypatch.setenv("STEPWELL_JWT_SECRET", secret)
+    command("serve", HOTEL)
+    assert given["jwt"].verify(jwt.encode({**claims, "aud": "stepwell"}, secret, "HS256")).subject == "ana"
+    assert "one of them" in command.fails("serve", HOTEL, "--jwt-key-file", str(file), code=2)
+    monkeypatch.delenv("STEPWELL_JWT_SECRET")
+    assert "cannot be read" in command.fails("serve", HOTEL, "--jwt-key-file", "/nowhere", code=2)

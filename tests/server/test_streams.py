@@ -460,3 +460,36 @@ async def test_a_lost_connection_leaves_an_answer_and_a_steering_alone() -> None
         await asyncio.wait([lost])
         gate.set()
         assert (await s.client.post(path, json=body)).json()["success"]
+
+
+@pytest.mark.parametrize("places", ["sqlite", "postgres and redis"], indirect=True)
+async def test_scenario_a_turn_of_one_server_is_watched_cancelled_and_answered_at_another(
+    places: dict[str, str],
+) -> None:
+    stalls = Reply.text(["One ", "two."]).stalling(after=1)
+    async with (
+        site(stalls, default=talk, flows=[DeskFlow], **places) as one,
+        site(default=talk, flows=[DeskFlow], **places) as two,
+    ):
+        two.app.engine._core.owner = "another process"
+        async with one.streamed("hello", path=DESK) as events:
+            seen = await until_event(events, lambda event: "One" in str(event["data"].get("data")))
+            session, run = seen[0]["data"]["session_id"], seen[0]["data"]["run_id"]
+            async with two.client.stream("GET", f"/v1/sessions/{session}/events?view=1") as response:
+                snapshot = (await anext(events_of(response)))["data"]
+            assert "One " in json.dumps(snapshot["messages"])
+            cancel = f"/v1/sessions/{session}/cancel"
+            assert (await two.client.post(cancel, json={"run_id": "another"})).json() == {"cancelled": False}
+            assert (await two.client.post(cancel, json={"run_id": run, "reason": "x"})).json() == {"cancelled": True}
+            [*_, last] = await until_event(events, lambda event: event["event"] in ("result", "error"))
+        assert last["data"]["error"]["code"] == "turn_cancelled"
+        assert last["data"]["error"]["ids"]["kind"] == "user"
+        asked = (await one.client.post(DESK, json={"message": "ask name", "session_id": session})).json()
+        [pending] = asked["pending"]
+        body = {"request_id": pending["id"], "value": "Ada"}
+        answers = await asyncio.gather(
+            *(s.client.post(f"/v1/sessions/{session}/answers", json=body) for s in (one, two))
+        )
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert len({answer.text for answer in answers}) == 1
+        assert answers[0].json()["success"]
