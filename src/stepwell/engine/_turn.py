@@ -94,7 +94,8 @@ class TurnTask:
         self.error: BaseException | None = None
         self.done = asyncio.Event()
         self.ended = asyncio.Event()
-        self.begun = asyncio.Event()  # it runs, rather than waits to; or is over
+        self._runs = False  # rather than waits to; or is over
+        self._begun: asyncio.Event | None = None  # made for whoever asks first: most turns nobody asks
         self.key_index: tuple[str, str | None, str] | None = None
         self._core = core
         self._ended = ended
@@ -120,6 +121,20 @@ class TurnTask:
         self._steers: list[InboxRow] = []  # said while it runs, and not taken yet
 
     # -- for callers
+
+    @property
+    def begun(self) -> asyncio.Event:
+        """Set when it runs, rather than waits to, or is over."""
+        if self._begun is None:
+            self._begun = asyncio.Event()
+            if self._runs:
+                self._begun.set()
+        return self._begun
+
+    def _tell_begun(self) -> None:
+        self._runs = True
+        if self._begun is not None:
+            self._begun.set()
 
     def listen(self) -> Reader:
         """A reader of the events from now on."""
@@ -796,7 +811,7 @@ class TurnTask:
         self.working.consume(InboxUpdate(key, "taken"))
 
     def _tell_started(self, *, recovered: bool = False) -> None:
-        self.begun.set()
+        self._tell_begun()
         if self._stream.heard:
             flow = self._given.definition.id
             self._stream.emit(TurnStarted(self.session_id, self.run_id, self.invocation_id, flow, recovered))
@@ -918,7 +933,7 @@ class TurnTask:
         if self._stream.heard:
             self._stream.emit(TurnFinished(result))
         self._stream.close()
-        self.begun.set()
+        self._tell_begun()
         self.done.set()
 
     def _settle_inputs(self, turn: TurnRecord, result: TurnResult) -> None:
